@@ -1,0 +1,33 @@
+"""The tensors of a paged KV cache."""
+
+import torch
+from torch import Tensor
+
+
+class KVPool:
+    """Keys and values of every cache slot: storage [L, S, 2, heads, head_dim], key and value side by side.
+
+    There is one pool for the target and one for the head, indexed by the same slots.
+    """
+
+    def __init__(
+        self, num_layers: int, num_slots: int, num_heads: int, head_dim: int, dtype: torch.dtype, device: str
+    ) -> None:
+        self.storage = torch.zeros(num_layers, num_slots, 2, num_heads, head_dim, dtype=dtype, device=device)
+
+    @staticmethod
+    def bytes_per_slot(num_layers: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        return num_layers * 2 * num_heads * head_dim * dtype.itemsize
+
+    def write(self, layer: int, slots: Tensor, keys_and_values: Tensor) -> None:
+        """keys_and_values: [T, 2, heads, head_dim] goes to slots [T]."""
+        self.storage[layer].index_copy_(0, slots, keys_and_values)
+
+    def read(self, layer: int, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """(keys, values), each [len(slots), heads, head_dim]; views where `slots` is a slice."""
+        rows = self.storage[layer][slots]
+        return rows[:, 0], rows[:, 1]
+
+    def move(self, sources: Tensor, destinations: Tensor) -> None:
+        """Copy rows [M] in every layer. Sources and destinations may overlap: all rows are read before any is written."""
+        self.storage.index_copy_(1, destinations, self.storage.index_select(1, sources))

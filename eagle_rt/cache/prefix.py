@@ -1,0 +1,125 @@
+"""A radix tree of cached pages: prompts that begin alike share them. No tensors here."""
+
+import heapq
+from collections.abc import Callable, Iterator
+
+
+class CachedPage:
+    """A page of the cache, under the page that comes before it in the text."""
+
+    def __init__(self, key: tuple[int, ...], page: int, parent: "CachedPage | None") -> None:
+        self.key = key
+        self.page = page
+        self.parent = parent
+        self.children: dict[tuple[int, ...], CachedPage] = {}
+        self.num_users = 0
+        self.last_used = 0
+
+
+class PrefixCache:
+    """Finds, keeps and evicts cached pages.
+
+    A page's key is its own tokens and the one after them: the draft head's row at position i is made from the token at
+    i + 1, so a page is only reusable where the next token is the same too. A node is protected while it, or anything under
+    it, is in use; the least recently used leaf goes first.
+    """
+
+    def __init__(self, page_size: int, release: Callable[[list[int]], None], *, enabled: bool = True) -> None:
+        self.page_size = page_size
+        self.num_evictable = 0
+        self._enabled = enabled
+        self._release = release
+        self._root = CachedPage((), -1, None)
+        self._clock = 0
+        self._leaves: list[tuple[int, int, CachedPage]] = []
+
+    def match(self, tokens: list[int]) -> list[CachedPage]:
+        """The cached pages that `tokens` begins with, in order. At least one token is always left over."""
+        node, path = self._root, []
+        for key in self._keys(tokens, len(tokens)):
+            child = node.children.get(key)
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        return path
+
+    def acquire(self, path: list[CachedPage]) -> None:
+        """Protect the pages of `path` until they are released by `forget`."""
+        self._clock += 1
+        for node in path:
+            if node.num_users == 0:
+                self.num_evictable -= 1
+            node.num_users += 1
+            node.last_used = self._clock
+
+    def forget(self, path: list[CachedPage]) -> None:
+        """Undo one `acquire`."""
+        for node in path:
+            assert node.num_users > 0
+            node.num_users -= 1
+            if node.num_users == 0:
+                self.num_evictable += 1
+                self._note_leaf(node)
+
+    def insert(self, tokens: list[int], num_cached: int, pages: list[int], path: list[CachedPage]) -> list[CachedPage]:
+        """Hand over the full pages of a text whose first `num_cached` tokens are cached.
+
+        pages: the text's pages from its start; path: the acquired nodes that its first pages already are. Pages that the
+        cache takes are acquired for the caller; a page that was cached meanwhile by another is released, and `pages` is
+        changed in place to name the cached one. Returns the longer path.
+        """
+        if not self._enabled:
+            return path
+        path = list(path)
+        node = path[-1] if path else self._root
+        for index, key in enumerate(self._keys(tokens, num_cached)):
+            if index < len(path):
+                continue
+            child = node.children.get(key)
+            if child is None:
+                child = CachedPage(key, pages[index], node if node is not self._root else None)
+                node.children[key] = child
+                self.num_evictable += 1
+            elif child.page != pages[index]:
+                self._release([pages[index]])
+                pages[index] = child.page
+            self.acquire([child])
+            path.append(child)
+            node = child
+        return path
+
+    def evict(self, count: int) -> None:
+        """Release up to `count` unprotected pages, least recently used first."""
+        while count and self._leaves:
+            stamp, _, node = heapq.heappop(self._leaves)
+            if not self._is_evictable_leaf(node) or stamp != node.last_used:
+                continue
+            siblings = node.parent.children if node.parent else self._root.children
+            del siblings[node.key]
+            self.num_evictable -= 1
+            self._release([node.page])
+            if node.parent:
+                self._note_leaf(node.parent)
+            count -= 1
+
+    def nodes(self) -> Iterator[CachedPage]:
+        """Every cached page, for integrity checks."""
+        stack = list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack += node.children.values()
+
+    def _keys(self, tokens: list[int], num_cached: int) -> Iterator[tuple[int, ...]]:
+        size = self.page_size
+        for start in range(0, min(num_cached, len(tokens) - 1) - size + 1, size):
+            yield tuple(tokens[start : start + size + 1])
+
+    def _is_evictable_leaf(self, node: CachedPage) -> bool:
+        siblings = node.parent.children if node.parent else self._root.children
+        return node.num_users == 0 and not node.children and siblings.get(node.key) is node
+
+    def _note_leaf(self, node: CachedPage) -> None:
+        if self._is_evictable_leaf(node):
+            heapq.heappush(self._leaves, (node.last_used, id(node), node))

@@ -1,0 +1,219 @@
+"""Every option once: engine keywords, command-line flags and their defaults all come from the fields of `EngineConfig`."""
+
+import argparse
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any
+
+import torch
+
+ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+# steps, top-k, draft tokens when none is given: the fastest measured on two CPU cores, and a tree that a GPU verifies for free.
+DEFAULT_TREE = {"cpu": (3, 1, 4), "cuda": (5, 4, 16)}
+
+
+def option(group: str, help: str, default: Any = MISSING, **flag: Any) -> Any:
+    """A dataclass field that is also a flag: `names` are further flag names, the rest goes to argparse."""
+    return field(default=default, metadata={"group": group, "help": help, **flag})
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What a user may set; None means that the engine decides and says so at start."""
+
+    model_path: str | None = option(
+        "model",
+        "Hugging Face checkpoint: a folder or a hub id. Without it, the small built-in pair is served.",
+        None,
+        names=["--model"],
+    )
+    tokenizer_path: str | None = option("model", "Tokenizer folder or hub id, if it is not with the model.", None)
+    revision: str | None = option("model", "Hub branch, tag or commit.", None)
+    trust_remote_code: bool = option("model", "Let the tokenizer run code from its checkpoint. Only for sources you trust.", False)
+    dtype: str = option(
+        "model",
+        "Precision of weights and cache. auto: float32 on the CPU, the checkpoint's on a GPU. Half the bytes, half the time.",
+        "auto",
+        choices=["auto", *DTYPES],
+    )
+    device: str = option("model", "auto takes a GPU where there is one.", "auto", choices=["auto", "cpu", "cuda"])
+    context_length: int | None = option("model", "Longest prompt plus reply, in tokens. Default: the model's own.", None)
+
+    speculative_algorithm: str | None = option(
+        "speculation", "EAGLE3 drafts with a head. Unset: one token a step.", None, choices=list(ALGORITHMS)
+    )
+    speculative_draft_model_path: str | None = option(
+        "speculation", "Checkpoint of the head: a folder or a hub id.", None, names=["--speculative-draft-model"]
+    )
+    speculative_num_steps: int | None = option(
+        "speculation", "Depth of the draft tree. Each level is one pass of the head.", None, type=int
+    )
+    speculative_eagle_topk: int | None = option(
+        "speculation", "Children drafted per node, and nodes expanded per level. 1 drafts a chain.", None, type=int
+    )
+    speculative_num_draft_tokens: int | None = option(
+        "speculation",
+        "Nodes that the target verifies in one pass, the root included. Nearly free on a GPU up to about 64; "
+        "on a CPU each one costs.",
+        None,
+        type=int,
+    )
+    speculative_token_map: str | None = option(
+        "speculation", "Reduced draft vocabulary for EAGLE heads. EAGLE3 heads carry their own, and ignore it.", None
+    )
+
+    mem_fraction_static: float | None = option(
+        "memory",
+        "Share of the device's memory for weights and cache together. Default: 0.85 on a GPU, 0.3 on the CPU.",
+        None,
+        type=float,
+        names=["--mem-fraction"],
+    )
+    max_total_tokens: int | None = option("memory", "Size of the cache in tokens, instead of a share of memory.", None, type=int)
+    page_size: int = option("memory", "Cache rows per page. Larger pages share fewer prompt tokens.", 16)
+    disable_radix_cache: bool = option("memory", "Do not keep the cache of finished requests for prompts that begin alike.", False)
+
+    max_running_requests: int = option("scheduling", "Requests decoded together; further ones wait in line.", 32)
+    chunked_prefill_size: int = option(
+        "scheduling", "Prompt tokens processed per step. Smaller keeps replies flowing while a long prompt is read.", 512
+    )
+    random_seed: int = option("scheduling", "Seeds of requests that bring none are drawn from this one.", 0)
+
+    attention_backend: str = option("execution", "auto takes the fastest one for the device.", "auto", choices=["auto", "torch"])
+    cuda_graph_max_bs: int | None = option("execution", "Largest batch to capture as a CUDA graph.", None, type=int)
+    enable_torch_compile: bool = option("execution", "Compile the model with torch.compile.", False)
+    torch_compile_max_bs: int | None = option("execution", "Largest batch to compile for.", None, type=int)
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "max_running_requests", "chunked_prefill_size"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("context_length", "max_total_tokens"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, value, "at least 1")
+        fraction = self.mem_fraction_static
+        require(fraction is None or 0 < fraction < 1, "mem_fraction_static", fraction, "between 0 and 1")
+        require(self.dtype in ("auto", *DTYPES), "dtype", self.dtype, f"one of auto, {', '.join(DTYPES)}")
+        algorithm = self.speculative_algorithm
+        require(algorithm in (None, *ALGORITHMS), "speculative_algorithm", algorithm, f"one of {', '.join(ALGORITHMS)}")
+
+
+def require(condition: bool, name: str, value: object, expectation: str) -> None:
+    if not condition:
+        raise ValueError(f"{flag_name(name)} is {value}, but must be {expectation}")
+
+
+def flag_name(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """num_steps levels below the root, top_k children a node, num_draft_tokens nodes with the root: D, K and N."""
+
+    num_steps: int
+    top_k: int
+    num_draft_tokens: int
+
+    @property
+    def max_depth(self) -> int:
+        """The longest path that a tree of so many nodes can hold."""
+        return min(self.num_steps, self.num_draft_tokens - 1)
+
+    @property
+    def num_scratch_rows(self) -> int:
+        """Cache rows that a request needs past its text: the tree itself, or the head's beams, whichever is more."""
+        return max(self.num_draft_tokens, self.top_k * (self.num_steps - 1))
+
+    def __str__(self) -> str:
+        return f"({self.num_steps}, {self.top_k}, {self.num_draft_tokens})"
+
+
+NO_SPECULATION = TreeShape(num_steps=0, top_k=0, num_draft_tokens=1)
+
+
+def num_tree_nodes(num_steps: int, top_k: int) -> int:
+    """Nodes that a beam of top_k over num_steps levels can supply, the root included."""
+    return 1 + top_k + (num_steps - 1) * top_k**2
+
+
+def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str]]:
+    """The tree to draft, and what had to be decided or corrected for the user.
+
+    Raises:
+        ValueError: a number is out of range, or the tree cannot supply that many draft tokens.
+    """
+    given = (config.speculative_num_steps, config.speculative_eagle_topk, config.speculative_num_draft_tokens)
+    if config.speculative_algorithm is None:
+        if any(value is not None for value in given):
+            raise ValueError("--speculative-num-steps, -eagle-topk and -num-draft-tokens need --speculative-algorithm EAGLE3")
+        return NO_SPECULATION, []
+
+    default_steps, default_top_k, default_tokens = DEFAULT_TREE[device]
+    num_steps = given[0] if given[0] is not None else default_steps
+    top_k = given[1] if given[1] is not None else default_top_k
+    require(num_steps >= 1, "speculative_num_steps", num_steps, "at least 1")
+    require(top_k >= 1, "speculative_eagle_topk", top_k, "at least 1")
+    supply = num_tree_nodes(num_steps, top_k)
+    num_tokens = given[2] if given[2] is not None else min(default_tokens, supply) if top_k > 1 else supply
+    require(num_tokens >= 2, "speculative_num_draft_tokens", num_tokens, "at least 2: the root and one draft")
+
+    notes = []
+    if top_k == 1 and num_tokens != num_steps + 1:
+        notes.append(
+            f"--speculative-eagle-topk 1 drafts a chain: --speculative-num-draft-tokens {num_tokens} becomes "
+            f"{num_steps + 1} (steps + 1)"
+        )
+        num_tokens = num_steps + 1
+    if num_tokens > supply:
+        raise ValueError(
+            f"--speculative-num-draft-tokens {num_tokens} is more than {num_steps} steps of top-k {top_k} can supply "
+            f"({supply}, the root included): ask for at most {supply}, or for more steps or a larger top-k"
+        )
+    if None in given:
+        notes.append(f"draft tree (steps, top-k, draft tokens): {TreeShape(num_steps, top_k, num_tokens)}")
+    return TreeShape(num_steps, top_k, num_tokens), notes
+
+
+def resolve_device(config: EngineConfig) -> EngineConfig:
+    """The same config with `device` decided.
+
+    Raises:
+        ValueError: a GPU was asked for and there is none.
+    """
+    has_gpu = torch.cuda.is_available()
+    if config.device == "cuda" and not has_gpu:
+        raise ValueError("--device cuda: torch sees no GPU here; use --device cpu or auto")
+    device = ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
+    return replace(config, device=device)
+
+
+def unused_options(config: EngineConfig) -> list[str]:
+    """One line for every option that is accepted but changes nothing, so that no one waits for its effect."""
+    lines = []
+    if config.enable_torch_compile or config.torch_compile_max_bs is not None:
+        lines.append("--enable-torch-compile: compiling is not available yet, the model runs eagerly")
+    if config.cuda_graph_max_bs is not None:
+        lines.append("--cuda-graph-max-bs: CUDA graphs are not available yet, steps run eagerly")
+    if config.speculative_token_map is not None:
+        lines.append("--speculative-token-map: ignored, an EAGLE3 head carries its own draft vocabulary (d2t)")
+    return lines
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag per field of `EngineConfig`, grouped as the fields are."""
+    groups: dict[str, Any] = {}
+    for spec in fields(EngineConfig):
+        metadata = dict(spec.metadata)
+        group_name = metadata.pop("group")
+        group = groups.setdefault(group_name, parser.add_argument_group(group_name))
+        names = [flag_name(spec.name), *metadata.pop("names", [])]
+        if isinstance(spec.default, bool):
+            metadata["action"] = "store_true"
+        elif "type" not in metadata and "choices" not in metadata:
+            metadata["type"] = int if spec.name == "context_length" or isinstance(spec.default, int) else str
+        group.add_argument(*names, dest=spec.name, default=spec.default, **metadata)
+
+
+def config_from_args(args: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(**{spec.name: getattr(args, spec.name) for spec in fields(EngineConfig)})

@@ -1,0 +1,67 @@
+"""The engine without its surroundings: requests in, token events out, one step at a time."""
+
+import random
+
+from eagle_rt.engine.metrics import EngineMetrics
+from eagle_rt.engine.request import Request, SamplingParams, TokenEvent
+from eagle_rt.engine.runner import Runner
+from eagle_rt.engine.scheduler import Scheduler
+
+
+class EngineCore:
+    """Not thread-safe: one thread submits, aborts and steps."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, vocab_size: int, random_seed: int) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.metrics = EngineMetrics()
+        self._vocab_size = vocab_size
+        self._seeds = random.Random(random_seed)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def submit(self, request_id: str, prompt: list[int], sampling: SamplingParams) -> None:
+        """Put a request in line.
+
+        Raises:
+            ValueError: the prompt is empty, too long, or holds ids outside the vocabulary.
+        """
+        outside = next((token for token in prompt if not 0 <= token < self._vocab_size), None)
+        if outside is not None:
+            raise ValueError(f"prompt token {outside} is outside the vocabulary of {self._vocab_size}")
+        seed = sampling.seed if sampling.seed is not None else self._seeds.getrandbits(63)
+        self.scheduler.submit(Request(request_id, prompt, sampling, seed))
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End a request now; None if it has already ended."""
+        request = self.scheduler.abort(request_id)
+        return TokenEvent(request.id, [], request.finish_reason, request.stats) if request else None
+
+    def step(self) -> list[TokenEvent]:
+        """Plan, run, commit."""
+        plan = self.scheduler.plan()
+        if not plan:
+            return []
+        result = self.runner.run(plan)
+        events = self.scheduler.commit(plan, result)
+
+        metrics = self.metrics
+        metrics.num_steps += 1
+        metrics.num_prompt_tokens += sum(chunk.stop - chunk.start for chunk in plan.chunks)
+        for tokens, is_broken in zip(result.decoded, result.broken, strict=True):
+            metrics.count_decode(len(tokens) - 1, result.num_drafted, is_broken)
+        metrics.num_generated_tokens += sum(len(event.tokens) for event in events)
+        metrics.num_finished += sum(event.finish_reason is not None for event in events)
+        metrics.num_cached_prompt_tokens += sum(event.stats.num_prompt_tokens_cached for event in events if event.stats)
+        return events
+
+    def current_metrics(self) -> EngineMetrics:
+        """The totals, with the current load filled in."""
+        scheduler, metrics = self.scheduler, self.metrics
+        metrics.num_running, metrics.num_waiting = len(scheduler.running), len(scheduler.waiting)
+        metrics.num_preemptions = scheduler.num_preemptions
+        metrics.cache_use = scheduler.cache_use
+        metrics.seconds = dict(self.runner.clock.seconds)
+        return metrics

@@ -1,0 +1,130 @@
+"""A request and its sampling settings. No torch here."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from eagle_rt.cache.prefix import CachedPage
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a reply is chosen and when it ends.
+
+    temperature 0 is greedy. top_k -1 (or 0), top_p 1 and min_p 0 are off. seed None: the engine draws one. max_new_tokens None:
+    until the context is full. stop: strings that end the text and are not part of it. stop_token_ids: end it besides the
+    model's own end tokens, which `ignore_eos` switches off. n: replies per prompt; reply i uses seed + i.
+
+    Raises:
+        ValueError: a value is out of range; the message begins with the field's name.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    seed: int | None = None
+    max_new_tokens: int | None = 128
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        self._check("temperature", 0 <= self.temperature <= 100, "between 0 and 100")
+        self._check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
+        self._check("top_k", self.top_k >= -1, "-1 (off) or at least 1")
+        self._check("min_p", 0 <= self.min_p <= 1, "between 0 and 1")
+        self._check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "a 64-bit integer")
+        self._check("max_new_tokens", self.max_new_tokens is None or self.max_new_tokens >= 1, "at least 1")
+        self._check("stop", len(self.stop) <= 16 and all(self.stop), "at most 16 strings, none of them empty")
+        self._check("n", 1 <= self.n <= 128, "between 1 and 128")
+
+    def _check(self, name: str, is_valid: bool, expectation: str) -> None:
+        if not is_valid:
+            raise ValueError(f"{name} is {getattr(self, name)!r}, but must be {expectation}")
+
+
+def sampling_params(given: "dict[str, Any] | SamplingParams | None", defaults: dict[str, Any]) -> SamplingParams:
+    """Settings from a user's dictionary, over the model's own defaults.
+
+    Raises:
+        ValueError: an unknown name, or a value of the wrong type or out of range.
+    """
+    if isinstance(given, SamplingParams):
+        return given
+    given = dict(given or {})
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    for name in ("stop", "stop_token_ids"):
+        given[name] = tuple(given.get(name) or ())
+    unknown = sorted(set(given) - set(SamplingParams.__dataclass_fields__))
+    if unknown:
+        known = ", ".join(SamplingParams.__dataclass_fields__)
+        raise ValueError(f"{unknown[0]} is not a sampling parameter; known are {known}")
+    try:
+        return SamplingParams(**{**defaults, **given})
+    except TypeError as error:
+        raise ValueError(f"a sampling parameter has the wrong type: {error}") from None
+
+
+@dataclass
+class RequestStats:
+    """What speculation did for one request; `accepted_histogram[a]` counts the steps that kept `a` drafts."""
+
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_broken_drafts: int = 0
+    num_prompt_tokens_cached: int = 0
+    num_preemptions: int = 0
+    accepted_histogram: list[int] = field(default_factory=list)
+
+    def count_step(self, num_accepted: int, num_drafted: int, is_broken: bool) -> None:
+        self.num_steps += 1
+        self.num_drafted += num_drafted
+        self.num_broken_drafts += is_broken
+        self.accepted_histogram += [0] * (num_accepted + 1 - len(self.accepted_histogram))
+        self.accepted_histogram[num_accepted] += 1
+
+
+class Request:
+    """One reply in the making: the only long-lived mutable object, and only the scheduler writes it.
+
+    The cache holds rows for the first num_cached of its tokens; of its `pages`, the first ones may belong to the prefix cache
+    (`shared`). `state_row` is its place among the running requests, None while it waits.
+    """
+
+    def __init__(self, request_id: str, prompt: list[int], sampling: SamplingParams, seed: int) -> None:
+        self.id = request_id
+        self.tokens = list(prompt)
+        self.num_prompt_tokens = len(prompt)
+        self.sampling = sampling
+        self.seed = seed
+        self.arrival = 0
+        self.pages: list[int] = []
+        self.shared: list[CachedPage] = []
+        self.num_cached = 0
+        self.prefill_end = 0
+        self.state_row: int | None = None
+        self.finish_reason: dict[str, Any] | None = None
+        self.stats = RequestStats()
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.num_cached < self.prefill_end
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """Tokens that a request gained in one step; finish_reason and stats are set with the last ones.
+
+    finish_reason: {"type": "stop", "matched": token id}, {"type": "length", "length": n} or {"type": "abort"}.
+    """
+
+    request_id: str
+    tokens: list[int]
+    finish_reason: dict[str, Any] | None = None
+    stats: RequestStats | None = None

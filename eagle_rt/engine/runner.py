@@ -1,0 +1,111 @@
+"""Runs a step plan on the device: the meeting of scheduling and tensors."""
+
+import time
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+
+from eagle_rt.config import TreeShape
+from eagle_rt.engine.prepare import decode_sequences, prefill_batch, sampling_batch
+from eagle_rt.engine.request import Request
+from eagle_rt.engine.scheduler import Chunk, StepPlan, StepResult
+from eagle_rt.models.decoder import Decoder
+from eagle_rt.speculate.drafter import TreeDrafter
+from eagle_rt.speculate.sampler import target_choice
+from eagle_rt.speculate.step import decode_step
+from eagle_rt.attention.base import AttentionBackend
+from eagle_rt.cache.pool import KVPool
+
+
+class StepClock:
+    """Seconds spent in each named part of the steps so far."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._last = time.perf_counter()
+
+    def start(self) -> None:
+        self._last = time.perf_counter()
+
+    def mark(self, part: str) -> None:
+        """Everything since the last mark was `part`."""
+        now = time.perf_counter()
+        self.seconds[part] += now - self._last
+        self._last = now
+
+
+class Runner:
+    """Owns the models and the caches."""
+
+    def __init__(
+        self,
+        target: Decoder,
+        pool: KVPool,
+        backend: AttentionBackend,
+        drafter: TreeDrafter | None,
+        tree_shape: TreeShape,
+        page_size: int,
+        device: str,
+    ) -> None:
+        self.clock = StepClock()
+        self._target, self._pool, self._backend, self._drafter = target, pool, backend, drafter
+        self._tree_shape, self._page_size, self._device = tree_shape, page_size, device
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """Do what the plan says; tokens come back to the host once per part."""
+        self.clock.start()
+        decoded, broken = self._decode(plan.decodes) if plan.decodes else ([], [])
+        prefilled = self._prefill(plan.chunks) if plan.chunks else []
+        return StepResult(prefilled, decoded, self._tree_shape.num_draft_tokens - 1, broken)
+
+    def _decode(self, requests: tuple[Request, ...]) -> tuple[list[list[int]], list[bool]]:
+        shape = self._tree_shape
+        sequences = decode_sequences(requests, shape.num_scratch_rows, self._page_size, self._device)
+        self.clock.mark("prepare")
+        outcome = decode_step(
+            sequences, self._target, self._pool, self._backend, self._drafter, shape.max_depth, self.clock.mark
+        )
+        acceptance = outcome.acceptance
+        columns = (acceptance.num_emitted[:, None], outcome.is_draft_broken[:, None], acceptance.tokens)
+        rows = torch.cat(columns, dim=1).tolist()
+        self.clock.mark("accept")
+        return [row[2 : 2 + row[0]] for row in rows], [bool(row[1]) for row in rows]
+
+    def _prefill(self, chunks: tuple[Chunk, ...]) -> list[int]:
+        batch = prefill_batch(chunks, self._page_size, self._device)
+        feature_layers = self._drafter.head.feature_layers if self._drafter else ()
+        output = self._target.forward(batch, self._pool, self._backend, feature_layers)
+
+        ending = [chunk for chunk in chunks if chunk.is_last]
+        end_rows = [batch.query_starts[b + 1] - 1 for b, chunk in enumerate(chunks) if chunk.is_last]
+        chosen = self._choose_next(output.hidden[end_rows], ending) if ending else batch.tokens[:0]
+        if self._drafter and output.features is not None:
+            next_tokens = shifted_tokens(chunks, batch.tokens, chosen)
+            state_rows = torch.tensor([chunk.request.state_row for chunk in ending], dtype=torch.int64, device=self._device)
+            last_rows = torch.tensor(end_rows, dtype=torch.int64, device=self._device)
+            self._drafter.extend(batch, next_tokens, output.features, last_rows, state_rows)
+        tokens = chosen.tolist()
+        self.clock.mark("prefill")
+        return tokens
+
+    def _choose_next(self, hidden: Tensor, chunks: list[Chunk]) -> Tensor:
+        """[R] the tokens that follow the chunks which end their prompts; hidden: [R, H] at their last rows."""
+        positions = torch.tensor([[chunk.stop - 1] for chunk in chunks], device=self._device)
+        sampling = sampling_batch([chunk.request for chunk in chunks], self._device)
+        return target_choice(self._target.logits(hidden)[:, None], positions, sampling)[:, 0]
+
+
+def shifted_tokens(chunks: tuple[Chunk, ...], tokens: Tensor, chosen: Tensor) -> Tensor:
+    """[T] for every row of the chunks the token one position later: the text's own, or the one just chosen at its end."""
+    shifted = tokens.roll(-1)
+    row, num_ended = 0, 0
+    for chunk in chunks:
+        row += chunk.stop - chunk.start
+        if chunk.is_last:
+            shifted[row - 1] = chosen[num_ended]
+            num_ended += 1
+        else:
+            shifted[row - 1] = chunk.request.tokens[chunk.stop]
+    return shifted

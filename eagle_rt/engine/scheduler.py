@@ -1,0 +1,254 @@
+"""Which requests advance in the next step, and who holds which pages. Plain Python, no torch."""
+
+import heapq
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from eagle_rt.cache.pages import PageAllocator
+from eagle_rt.cache.prefix import PrefixCache
+from eagle_rt.engine.request import Request, TokenEvent
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows start .. stop - 1 of a prompt (or of a preempted text) to process; `is_last`: its next token is then chosen."""
+
+    request: Request
+    start: int
+    stop: int
+
+    @property
+    def is_last(self) -> bool:
+        return self.stop == self.request.prefill_end
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What the next step does: prompt chunks in one pass, and one decode step for every request past its prompt."""
+
+    chunks: tuple[Chunk, ...]
+    decodes: tuple[Request, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks or self.decodes)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """prefilled: the token chosen after each last chunk, in the plan's order; decoded: for each decoding request the tokens
+    gained; num_drafted: drafts verified per request; broken: which heads gave no numbers."""
+
+    prefilled: list[int]
+    decoded: list[list[int]]
+    num_drafted: int
+    broken: list[bool]
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """page_size and num_pages of the cache; num_scratch rows that a decoding request needs past its text."""
+
+    page_size: int
+    num_pages: int
+    num_scratch: int
+    max_running: int
+    chunk_size: int
+    context_length: int
+
+    def pages_for(self, num_rows: int) -> int:
+        return -(-num_rows // self.page_size)
+
+
+class Scheduler:
+    """First come, first served; when pages run out, the latest arrival gives way and is recomputed later."""
+
+    def __init__(self, limits: SchedulerLimits, eos_token_ids: frozenset[int], *, use_prefix_cache: bool) -> None:
+        self.limits = limits
+        self.waiting: OrderedDict[str, Request] = OrderedDict()
+        self.running: list[Request] = []  # in order of arrival
+        self.num_preemptions = 0
+        self._eos_token_ids = eos_token_ids
+        self._allocator = PageAllocator(limits.num_pages)
+        self._prefix_cache = PrefixCache(limits.page_size, self._allocator.release, enabled=use_prefix_cache)
+        self._free_state_rows = list(range(limits.max_running))
+        self._num_arrivals = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @property
+    def num_available_pages(self) -> int:
+        """Free ones, and cached ones that nobody uses."""
+        return self._allocator.num_free + self._prefix_cache.num_evictable
+
+    @property
+    def cache_use(self) -> float:
+        """Share of the pages that running requests hold."""
+        return 1 - self.num_available_pages / self.limits.num_pages
+
+    def submit(self, request: Request) -> None:
+        """Put a request in line.
+
+        Raises:
+            ValueError: its prompt is empty, fills the whole context, or its id is in use.
+        """
+        num_tokens = len(request.tokens)
+        if num_tokens == 0:
+            raise ValueError("the prompt is empty")
+        if num_tokens >= self.limits.context_length:
+            raise ValueError(
+                f"the prompt has {num_tokens} tokens, but the context length is {self.limits.context_length} "
+                "and a reply needs at least one of them"
+            )
+        if request.id in self.waiting or any(request.id == other.id for other in self.running):
+            raise ValueError(f"request id {request.id!r} is already in use")
+        request.arrival = self._num_arrivals
+        self._num_arrivals += 1
+        self.waiting[request.id] = request
+
+    def abort(self, request_id: str) -> Request | None:
+        """Drop a request wherever it is; None if it is not here any more."""
+        request = self.waiting.pop(request_id, None)
+        if request is None:
+            request = next((other for other in self.running if other.id == request_id), None)
+            if request is None:
+                return None
+            self._leave(request)
+        request.finish_reason = {"type": "abort"}
+        return request
+
+    def plan(self) -> StepPlan:
+        """Choose the next step's work and secure the pages for it."""
+        for request in list(self.running):
+            # A request that gave way to an earlier one in this very loop is no longer running.
+            if request.state_row is not None and not request.is_prefilling:
+                self._secure_pages(request, request.num_cached + self.limits.num_scratch)
+        self._admit()
+        decodes = tuple(request for request in self.running if not request.is_prefilling)
+        chunks, budget = [], self.limits.chunk_size
+        for request in self.running:
+            if request.is_prefilling and budget:
+                stop = min(request.prefill_end, request.num_cached + budget)
+                chunks.append(Chunk(request, request.num_cached, stop))
+                budget -= stop - request.num_cached
+        return StepPlan(tuple(chunks), decodes)
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
+        """Take a step's tokens into the requests and say what each gained."""
+        events = []
+        prefilled = iter(result.prefilled)
+        for chunk in plan.chunks:
+            chunk.request.num_cached = chunk.stop
+            if chunk.is_last:
+                events.append(self._append(chunk.request, [next(prefilled)]))
+        for request, tokens, is_broken in zip(plan.decodes, result.decoded, result.broken, strict=True):
+            request.num_cached += len(tokens)
+            request.stats.count_step(len(tokens) - 1, result.num_drafted, is_broken)
+            events.append(self._append(request, tokens))
+        for chunk in plan.chunks:
+            if chunk.is_last and chunk.request.state_row is not None:
+                self._share_pages(chunk.request)
+        return events
+
+    def check_integrity(self) -> None:
+        """Every page is in exactly one place, and every reference is counted.
+
+        Raises:
+            AssertionError: a page is lost, shared without being cached, or a count is off.
+        """
+        owners: list[int] = self._allocator.free_pages()
+        users: dict[int, int] = {}
+        for request in self.running:
+            num_shared = len(request.shared)
+            assert request.pages[:num_shared] == [node.page for node in request.shared]
+            owners += request.pages[num_shared:]
+            for node in request.shared:
+                users[id(node)] = users.get(id(node), 0) + 1
+        num_unused = 0
+        for node in self._prefix_cache.nodes():
+            owners.append(node.page)
+            assert node.num_users == users.pop(id(node), 0)
+            num_unused += node.num_users == 0
+        assert not users
+        assert num_unused == self._prefix_cache.num_evictable
+        assert sorted(owners) == list(range(self.limits.num_pages))
+        state_rows = self._free_state_rows + [request.state_row for request in self.running]
+        assert sorted(state_rows) == list(range(self.limits.max_running))
+
+    def _append(self, request: Request, tokens: list[int]) -> TokenEvent:
+        """Add tokens up to the first that ends the request: it may be in the middle of an accepted run."""
+        sampling = request.sampling
+        kept = []
+        for token in tokens:
+            request.tokens.append(token)
+            kept.append(token)
+            ends_text = token in sampling.stop_token_ids or (token in self._eos_token_ids and not sampling.ignore_eos)
+            if ends_text:
+                request.finish_reason = {"type": "stop", "matched": token}
+            elif request.num_output_tokens == sampling.max_new_tokens or len(request.tokens) == self.limits.context_length:
+                request.finish_reason = {"type": "length", "length": request.num_output_tokens}
+            if request.finish_reason:
+                self._leave(request)
+                return TokenEvent(request.id, kept, request.finish_reason, request.stats)
+        return TokenEvent(request.id, kept)
+
+    def _admit(self) -> None:
+        """Let waiting requests in, in order, while there are pages for their whole prompt and a step of everyone."""
+        limits = self.limits
+        while self.waiting and self._free_state_rows:
+            request = next(iter(self.waiting.values()))
+            shared = self._prefix_cache.match(request.tokens)
+            self._prefix_cache.acquire(shared)
+            num_needed = limits.pages_for(len(request.tokens) + limits.num_scratch) - len(shared)
+            if num_needed + len(self.running) > self.num_available_pages:
+                self._prefix_cache.forget(shared)
+                return
+            del self.waiting[request.id]
+            request.shared = shared
+            request.pages = [node.page for node in shared]
+            request.num_cached = len(shared) * limits.page_size
+            request.prefill_end = len(request.tokens)
+            request.state_row = heapq.heappop(self._free_state_rows)
+            request.stats.num_prompt_tokens_cached = max(request.stats.num_prompt_tokens_cached, request.num_cached)
+            self._take_pages(request, num_needed)
+            self.running.append(request)
+            self.running.sort(key=lambda other: other.arrival)
+
+    def _secure_pages(self, request: Request, num_rows: int) -> None:
+        """Give a request pages for its next step, at the cost of later arrivals, or of itself if it is the latest."""
+        while (num_missing := self.limits.pages_for(num_rows) - len(request.pages)) > 0:
+            if num_missing <= self.num_available_pages:
+                self._take_pages(request, num_missing)
+                return
+            latest = self.running[-1]
+            self._preempt(latest)
+            if latest is request:
+                return
+
+    def _take_pages(self, request: Request, count: int) -> None:
+        self._prefix_cache.evict(count - self._allocator.num_free)
+        request.pages += self._allocator.allocate(count)
+
+    def _preempt(self, request: Request) -> None:
+        self.num_preemptions += 1
+        request.stats.num_preemptions += 1
+        self._leave(request)
+        request.num_cached = 0
+        self.waiting[request.id] = request
+        self.waiting.move_to_end(request.id, last=False)
+
+    def _leave(self, request: Request) -> None:
+        """Take a request out of the running, and keep what it has cached for prompts that begin alike."""
+        self._share_pages(request)
+        num_shared = len(request.shared)
+        self._prefix_cache.forget(request.shared)
+        self._allocator.release(request.pages[num_shared:])
+        request.pages, request.shared = [], []
+        self.running.remove(request)
+        assert request.state_row is not None
+        heapq.heappush(self._free_state_rows, request.state_row)
+        request.state_row = None
+
+    def _share_pages(self, request: Request) -> None:
+        request.shared = self._prefix_cache.insert(request.tokens, request.num_cached, request.pages, request.shared)

@@ -1,0 +1,33 @@
+"""Gumbel noise as a function of (seed, position, token): the same numbers on every device and in every batch."""
+
+import torch
+from torch import Tensor
+
+WORD = 0xFFFFFFFF
+
+
+def mix(x: Tensor) -> Tensor:
+    """A bijection of 32-bit words, held in int64, in which every input bit sways every output bit.
+
+    Source: the finalizer of MurmurHash3 (Appleby, 2011) with the constants of Wellons' "hash prospector" (lowbias32).
+    """
+    x = x ^ (x >> 16)
+    x = (x * 0x7FEB352D) & WORD
+    x = x ^ (x >> 15)
+    x = (x * 0x846CA68B) & WORD
+    return x ^ (x >> 16)
+
+
+def gumbel_noise(seeds: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
+    """Standard Gumbel noise [R, num_tokens] in float32; row r belongs to seeds[r] and positions[r] (both int64 [R]).
+
+    Entry v depends on nothing but (seed, position, v): two 32-bit keys are mixed from the seed's halves and the position, and
+    every token id passes through both.
+    """
+    low_key = mix((seeds & WORD) ^ mix(positions & WORD))
+    high_key = mix(((seeds >> 32) & WORD) ^ mix((positions + 0x9E3779B9) & WORD))
+    tokens = torch.arange(num_tokens, device=seeds.device)
+    bits = mix(mix(tokens ^ low_key[:, None]) ^ high_key[:, None])
+    # -log(1 - u) is exponential; in this form its small values, which win, keep their full float32 precision.
+    uniform = ((bits.double() + 0.5) * 2.0**-32).float().clamp(max=1 - 2.0**-24)
+    return -torch.log(-torch.log1p(-uniform))

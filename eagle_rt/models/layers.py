@@ -1,0 +1,105 @@
+"""The parts that target and head are made of. Weights are fixed at construction; calling changes nothing but the cache."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eagle_rt.attention.base import AttentionBackend
+from eagle_rt.batch import Batch
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels.rms_norm import rms_norm
+from eagle_rt.kernels.rotary import rotate
+from eagle_rt.kernels.silu_and_mul import silu_and_mul
+from eagle_rt.models.spec import LayerShape
+from eagle_rt.models.weights import Checkpoint
+
+
+class Linear:
+    """y = x W^T + b, with W held as [in, out]: products with few rows run up to three times as fast on a CPU that way."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight = weight.t().contiguous()
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x @ self.weight if self.bias is None else torch.addmm(self.bias, x, self.weight)
+
+
+class RMSNorm:
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self.weight, self.eps = weight, eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+
+@dataclass(frozen=True)
+class ForwardContext:
+    """What every layer of one pass shares: the batch, where attention reads and writes, and the positions' angles."""
+
+    batch: Batch
+    pool: KVPool
+    backend: AttentionBackend
+    plan: object
+    cos: Tensor
+    sin: Tensor
+
+
+class Attention:
+    """Grouped-query attention on a paged cache. `input_size` is the hidden size, or twice that in an EAGLE-3 head."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape, input_size: int, window: int | None) -> None:
+        self._heads, self._kv_heads, self._head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        self._window = window
+        sizes = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads}
+        names = {f"{prefix}.{part}_proj": heads * shape.head_dim for part, heads in sizes.items()}
+        self._qkv = merged_linear(checkpoint, names, input_size)
+        self._output = linear(checkpoint, f"{prefix}.o_proj", shape.hidden_size, shape.num_heads * shape.head_dim)
+        query_norm = checkpoint.take_optional(f"{prefix}.q_norm.weight", (shape.head_dim,))
+        self._query_norm = self._key_norm = None
+        if query_norm is not None:
+            key_norm = checkpoint.take(f"{prefix}.k_norm.weight", (shape.head_dim,))
+            self._query_norm = RMSNorm(query_norm, shape.rms_norm_eps)
+            self._key_norm = RMSNorm(key_norm, shape.rms_norm_eps)
+
+    def __call__(self, x: Tensor, layer: int, context: ForwardContext) -> Tensor:
+        qkv = self._qkv(x).view(len(x), -1, self._head_dim)
+        num_turned = self._heads + self._kv_heads
+        if self._query_norm and self._key_norm:
+            qkv[:, : self._heads] = self._query_norm(qkv[:, : self._heads])
+            qkv[:, self._heads : num_turned] = self._key_norm(qkv[:, self._heads : num_turned])
+        qkv[:, :num_turned] = rotate(qkv[:, :num_turned], context.cos, context.sin)
+        queries = qkv[:, : self._heads]
+        keys_and_values = qkv[:, self._heads :].unflatten(1, (2, self._kv_heads))
+        context.pool.write(layer, context.batch.slots, keys_and_values)
+        attended = context.backend.run(queries, context.pool, layer, context.plan, self._window)
+        return self._output(attended.flatten(1))
+
+
+class FeedForward:
+    """SwiGLU."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape) -> None:
+        names = {f"{prefix}.gate_proj": shape.intermediate_size, f"{prefix}.up_proj": shape.intermediate_size}
+        self._gate_and_up = merged_linear(checkpoint, names, shape.hidden_size)
+        self._down = linear(checkpoint, f"{prefix}.down_proj", shape.hidden_size, shape.intermediate_size)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(silu_and_mul(self._gate_and_up(x)))
+
+
+def linear(checkpoint: Checkpoint, name: str, out_size: int, in_size: int) -> Linear:
+    weight = checkpoint.take(f"{name}.weight", (out_size, in_size))
+    return Linear(weight, checkpoint.take_optional(f"{name}.bias", (out_size,)))
+
+
+def merged_linear(checkpoint: Checkpoint, out_sizes: dict[str, int], in_size: int) -> Linear:
+    """Several projections of one input as a single product. Either all of them have a bias or none has."""
+    weights = [checkpoint.take(f"{name}.weight", (size, in_size)) for name, size in out_sizes.items()]
+    biases = [checkpoint.take(f"{name}.bias", (size,)) for name, size in out_sizes.items() if f"{name}.bias" in checkpoint]
+    return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+
+
+def norm(checkpoint: Checkpoint, name: str, shape: LayerShape) -> RMSNorm:
+    return RMSNorm(checkpoint.take(f"{name}.weight", (shape.hidden_size,)), shape.rms_norm_eps)

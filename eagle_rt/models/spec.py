@@ -1,0 +1,111 @@
+"""What a checkpoint's config.json says about a decoder. Families are flags, not files."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle_rt.models.rope import RopeSpec, rope_from_config
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+# Architectures, and whether the config's `sliding_window` applies where `use_sliding_window` is not set (None: it never does).
+# Everything else in which they differ (biases, norms on queries and keys) is read off the tensors in the file.
+FAMILIES = {"LlamaForCausalLM": None, "MistralForCausalLM": True, "Qwen2ForCausalLM": False, "Qwen3ForCausalLM": False}
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The numbers that size one attention and feed-forward block; target layers and head layers share them."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """windows: per layer, how far back a query sees, or None; dtype: the one the checkpoint was saved in."""
+
+    architecture: str
+    shape: LayerShape
+    num_layers: int
+    vocab_size: int
+    rope: RopeSpec
+    windows: tuple[int | None, ...]
+    tie_word_embeddings: bool
+    max_position_embeddings: int
+    dtype: torch.dtype
+
+
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """config.json of a checkpoint folder.
+
+    Raises:
+        FileNotFoundError, ValueError: there is none, or it is not JSON.
+    """
+    file = model_dir / "config.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} does not exist: {model_dir} is not a Hugging Face checkpoint folder")
+    try:
+        return json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not valid JSON ({error}): download it again") from None
+
+
+def layer_shape(config: dict[str, Any]) -> LayerShape:
+    num_heads = config["num_attention_heads"]
+    return LayerShape(
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_heads=num_heads,
+        num_kv_heads=config.get("num_key_value_heads") or num_heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
+        rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+    )
+
+
+def model_spec(config: dict[str, Any]) -> ModelSpec:
+    """The decoder that a config.json describes.
+
+    Raises:
+        ValueError: the architecture, its activation or its rope scaling is not supported.
+    """
+    names = config.get("architectures") or ["(none)"]
+    if names[0] not in FAMILIES:
+        raise ValueError(f"architecture {names[0]} is not supported; supported are {', '.join(FAMILIES)}")
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise ValueError(f"activation {activation!r} is not supported; {names[0]} is expected to use silu")
+    if config.get("quantization_config"):
+        raise ValueError("quantized checkpoints are not supported: use one saved in bfloat16, float16 or float32")
+    shape = layer_shape(config)
+    return ModelSpec(
+        architecture=names[0],
+        shape=shape,
+        num_layers=config["num_hidden_layers"],
+        vocab_size=config["vocab_size"],
+        rope=rope_from_config(config, shape.head_dim),
+        windows=layer_windows(config, FAMILIES[names[0]]),
+        tie_word_embeddings=config.get("tie_word_embeddings", False),
+        max_position_embeddings=config.get("max_position_embeddings", 2048),
+        dtype=DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "float32", torch.float32),
+    )
+
+
+def layer_windows(config: dict[str, Any], applies_by_default: bool | None) -> tuple[int | None, ...]:
+    num_layers = config["num_hidden_layers"]
+    window = config.get("sliding_window")
+    if not window or applies_by_default is None or not config.get("use_sliding_window", applies_by_default):
+        return (None,) * num_layers
+    layer_types = config.get("layer_types")
+    if layer_types:
+        return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+    first_windowed = config.get("max_window_layers", 0)
+    return tuple(window if layer >= first_windowed else None for layer in range(num_layers))

@@ -1,0 +1,112 @@
+"""Reading tensors from Hugging Face checkpoints: one file or many shards, safetensors or weights-only pickles."""
+
+import json
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+FILE_PATTERNS = ["*.json", "*.safetensors", "pytorch_model*.bin", "tokenizer*", "*.model", "*.jinja"]
+SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+def checkpoint_dir(path_or_id: str, revision: str | None = None) -> Path:
+    """The folder itself, or the local copy of a hub repository.
+
+    Raises:
+        FileNotFoundError: neither a folder nor a hub id that can be fetched.
+    """
+    path = Path(path_or_id).expanduser()
+    if path.is_dir():
+        return path
+    if path_or_id.startswith((".", "/", "~")) or path_or_id.count("/") != 1:
+        raise FileNotFoundError(f"checkpoint folder {path_or_id} does not exist")
+    try:
+        return Path(snapshot_download(path_or_id, revision=revision, allow_patterns=FILE_PATTERNS))
+    except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise FileNotFoundError(f"{path_or_id} is neither a folder here nor a hub id that can be fetched: {reason}") from None
+
+
+class Checkpoint:
+    """The tensors of one checkpoint, taken by name; each is read from disk when it is taken.
+
+    Raises (from any method):
+        FileNotFoundError: a file that should hold tensors is missing.
+        ValueError: a file is damaged, or a tensor is missing or of another shape than asked for.
+    """
+
+    def __init__(self, model_dir: Path, dtype: torch.dtype, device: str, description: str) -> None:
+        self.model_dir = model_dir
+        self._dtype, self._device = dtype, device
+        self._file_of = tensor_files(model_dir)
+        self._open_files: dict[Path, dict[str, Tensor] | safe_open] = {}
+        self._untaken = set(self._file_of)
+        self._progress = tqdm(total=len(self._file_of), desc=f"loading {description}", unit="tensor", leave=False)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor in the model's precision on the model's device."""
+        return self.take_raw(name, shape).to(device=self._device, dtype=self._dtype)
+
+    def take_optional(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        return self.take(name, shape) if name in self else None
+
+    def take_raw(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor as it is stored: for index tables."""
+        if name not in self._file_of:
+            raise ValueError(f"tensor {name} is missing from the checkpoint in {self.model_dir}")
+        file = self._file_of[name]
+        opened = self._open(file)
+        tensor = opened[name] if isinstance(opened, dict) else opened.get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"tensor {name} in {file} has shape {list(tensor.shape)}, but config.json implies {list(shape)}")
+        self._untaken.discard(name)
+        self._progress.update()
+        return tensor
+
+    def finish(self) -> list[str]:
+        """Close the files; the names that nobody took."""
+        self._progress.close()
+        self._open_files.clear()
+        return sorted(self._untaken)
+
+    def _open(self, file: Path) -> "dict[str, Tensor] | safe_open":
+        if file not in self._open_files:
+            self._open_files[file] = open_tensor_file(file)
+        return self._open_files[file]
+
+
+def open_tensor_file(file: Path) -> "dict[str, Tensor] | safe_open":
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing: the checkpoint is only partly downloaded")
+    try:
+        if file.suffix == ".safetensors":
+            return safe_open(file, framework="pt")
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (SafetensorError, RuntimeError, OSError, EOFError) as error:
+        raise ValueError(f"{file} is damaged or only partly downloaded ({error})") from None
+    except Exception as error:  # torch raises pickle errors of several types for files that want to run code
+        raise ValueError(f"{file} is not a plain file of tensors ({type(error).__name__}); it was not loaded") from None
+
+
+def tensor_files(model_dir: Path) -> dict[str, Path]:
+    """Which file holds each tensor of a checkpoint folder."""
+    for single in SINGLE_FILES:
+        index_file = model_dir / f"{single}.index.json"
+        if index_file.is_file():
+            weight_map = json.loads(index_file.read_text())["weight_map"]
+            missing = sorted({name for name in weight_map.values() if not (model_dir / name).is_file()})
+            if missing:
+                raise FileNotFoundError(f"{model_dir / missing[0]} is missing: the checkpoint is only partly downloaded")
+            return {name: model_dir / file for name, file in weight_map.items()}
+        file = model_dir / single
+        if file.is_file():
+            return dict.fromkeys(open_tensor_file(file).keys(), file)
+    raise FileNotFoundError(f"{model_dir} holds neither {' nor '.join(SINGLE_FILES)} (nor an index of shards)")

@@ -1,0 +1,79 @@
+"""Drafting a tree with an EAGLE head."""
+
+import torch
+from torch import Tensor
+
+from eagle_rt.attention.base import AttentionBackend
+from eagle_rt.batch import Batch
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.models.heads import DraftHead
+from eagle_rt.speculate.sequences import DecodeSequences
+from eagle_rt.tree.draft_tree import DraftTree
+from eagle_rt.tree.expand import first_level, next_level
+from eagle_rt.tree.rerank import rerank
+from eagle_rt.tree.verify import Acceptance
+
+
+class TreeDrafter:
+    """Keeps the head's cache and, per running request, the head's state after the last certain token.
+
+    num_steps, top_k, num_draft_tokens: depth, branching and node count of the trees. num_states: requests that may run at once.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        pool: KVPool,
+        backend: AttentionBackend,
+        *,
+        num_steps: int,
+        top_k: int,
+        num_draft_tokens: int,
+        num_states: int,
+    ) -> None:
+        self.head = head
+        self.pool = pool
+        self._backend = backend
+        self._num_steps, self._top_k, self._num_draft_tokens = num_steps, top_k, num_draft_tokens
+        storage = pool.storage
+        self._states = torch.zeros(num_states, head.shape.hidden_size, dtype=storage.dtype, device=storage.device)
+
+    def extend(self, batch: Batch, next_tokens: Tensor, features: Tensor, last_rows: Tensor, state_rows: Tensor) -> None:
+        """Append rows made from the target's true features.
+
+        next_tokens: [T], for every row the token one position later; features: [T, F * H] of the rows. The states of
+        last_rows [R] are kept at state_rows [R], ready for `propose`.
+        """
+        states = self.head.forward(next_tokens, self.head.fuse(features), batch, self.pool, self._backend)
+        self._states[state_rows] = states[last_rows]
+
+    def extend_accepted(self, sequences: DecodeSequences, acceptance: Acceptance, features: Tensor) -> None:
+        """`extend` by the tokens that a verification kept; features: [B, N, F * H] of the tree's nodes.
+
+        The shape is that of the deepest possible path: rows past the accepted ones are written too, where the next tree
+        will overwrite them.
+        """
+        batch_size, num_rows = acceptance.path.shape
+        steps = torch.arange(num_rows, device=features.device)
+        path = acceptance.path.clamp(min=0)[:, :, None].expand(-1, -1, features.shape[-1])
+        batch = sequences.scratch_batch(acceptance.tokens, sequences.positions_at(steps), 0, tree_mask=None)
+        last_rows = torch.arange(batch_size, device=features.device) * num_rows + acceptance.num_accepted
+        self.extend(batch, batch.tokens, features.gather(1, path).flatten(0, 1), last_rows, sequences.state_rows)
+
+    def propose(self, sequences: DecodeSequences) -> DraftTree:
+        """The draft tree under every sequence's last token.
+
+        A beam's rows live in the scratch rows: level l's K rows follow those of the levels above it, and each row sees the
+        text and its own ancestors.
+        """
+        top_k, to_target = self._top_k, self.head.token_map.to_target
+        states = self._states[sequences.state_rows][:, None]
+        candidates, beam = first_level(self.head.logits(states[:, 0]), top_k)
+        for level in range(self._num_steps - 1):
+            states = states.gather(1, beam.parent_rows[:, :, None].expand(-1, -1, states.shape[-1]))
+            positions = sequences.positions_at(torch.full_like(beam.tokens, level))
+            batch = sequences.scratch_batch(to_target(beam.tokens), positions, level * top_k, beam.visible)
+            outputs = self.head.forward(batch.tokens, states.flatten(0, 1), batch, self.pool, self._backend)
+            states = outputs.view(sequences.batch_size, top_k, -1)
+            candidates, beam = next_level(candidates, beam, self.head.logits(states))
+        return rerank(candidates, to_target(candidates.tokens), sequences.root_tokens, self._num_draft_tokens)

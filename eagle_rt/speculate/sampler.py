@@ -1,0 +1,65 @@
+"""The target's own token after every node of a tree: greedy and sampled, filtered and not, in one function."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eagle_rt.kernels.noise import gumbel_noise
+
+
+@dataclass(frozen=True)
+class SamplingBatch:
+    """Sampling settings of B sequences, each [B]: float32, and int64 for top_k (0: off) and seeds.
+
+    sampled: int64 numbers of the sequences with temperature > 0; has_filters: whether any of those filters its tokens.
+    """
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    sampled: Tensor
+    has_filters: bool
+
+
+def target_choice(logits: Tensor, positions: Tensor, sampling: SamplingBatch) -> Tensor:
+    """[B, N] tokens from float32 logits [B, N, V] at text positions [B, N].
+
+    Each is argmax(logits / temperature + g) with Gumbel noise g that depends on (seed, position, token) only, which is an
+    exact draw from the softmax, and the same draw whatever tree the node is in. At temperature 0 it is the plain argmax.
+    """
+    choice = logits.argmax(dim=-1)
+    if len(sampling.sampled) == 0:
+        return choice
+    rows = sampling.sampled
+    _, num_nodes, vocab_size = logits.shape
+
+    def per_node(values: Tensor) -> Tensor:
+        return values[rows].repeat_interleave(num_nodes)
+
+    scaled = logits[rows].flatten(0, 1) / per_node(sampling.temperature)[:, None]
+    if sampling.has_filters:
+        scaled = filter_tokens(scaled, per_node(sampling.top_k), per_node(sampling.top_p), per_node(sampling.min_p))
+    noise = gumbel_noise(per_node(sampling.seeds), positions[rows].flatten(), vocab_size)
+    return choice.index_copy(0, rows, (scaled + noise).argmax(dim=-1).view(-1, num_nodes))
+
+
+def filter_tokens(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Logits [R, V] with -inf at the tokens that top-k, then top-p, then min-p rule out; settings are [R].
+
+    top_k 0, top_p 1 and min_p 0 rule out nothing. top-p keeps a token while those above it hold less than top_p together;
+    min-p keeps the tokens at least min_p times as likely as the best one. Tokens that tie with a kept one are kept.
+    """
+    ordered = logits.sort(dim=-1, descending=True).values
+    vocab_size = logits.shape[-1]
+    last_kept = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size) - 1
+    top_k_threshold = ordered.gather(1, last_kept[:, None])
+    ordered = ordered.masked_fill(ordered < top_k_threshold, -torch.inf)
+    probabilities = ordered.softmax(dim=-1)
+    mass_above = probabilities.cumsum(dim=-1) - probabilities
+    is_kept = (mass_above < top_p[:, None]) & (ordered >= ordered[:, :1] + min_p.log()[:, None])
+    is_kept[:, 0] = True
+    threshold = ordered.masked_fill(~is_kept, torch.inf).amin(dim=-1, keepdim=True)
+    return logits.masked_fill(logits < threshold, -torch.inf)

@@ -1,0 +1,145 @@
+"""Small random checkpoints in the published layouts, written by transformers or by hand."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB_SIZE = 256 + 6
+SIZES = dict(
+    vocab_size=VOCAB_SIZE,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=8,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=3,
+    # Large weights make a random model's choices depend on its context.
+    initializer_range=0.15,
+)
+
+
+def family_config(name: str, **overrides):
+    """A tiny config of one family, by name; a name may carry a variant after a dash."""
+    configs = {
+        "llama": lambda: LlamaConfig(**{**SIZES, **overrides}),
+        "llama-tied": lambda: LlamaConfig(**{**SIZES, "tie_word_embeddings": True, **overrides}),
+        "llama-biased": lambda: LlamaConfig(**{**SIZES, "attention_bias": True, "mlp_bias": True, **overrides}),
+        "mistral": lambda: MistralConfig(**{**SIZES, "sliding_window": 24, **overrides}),
+        "qwen2": lambda: Qwen2Config(**{**SIZES, **overrides}),
+        "qwen2-window": lambda: Qwen2Config(
+            **{**SIZES, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 4, **overrides}
+        ),
+        "qwen3": lambda: Qwen3Config(**{**SIZES, "head_dim": 32, **overrides}),
+    }
+    return configs[name]()
+
+
+FAMILIES = ("llama", "llama-tied", "llama-biased", "mistral", "qwen2", "qwen2-window", "qwen3")
+
+
+def random_model(config, seed: int = 0) -> PreTrainedModel:
+    """Random weights, the norms and biases included, so that a test notices each of them."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.2)
+            elif "norm" in name:
+                parameter.uniform_(0.6, 1.4)
+    return model
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, after six special tokens."""
+    special = ["<|pad|>", "<|bos|>", "<|system|>", "<|end|>", "<|user|>", "<|assistant|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate(special + alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.add_special_tokens(special)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    template = (
+        "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<|pad|>", bos_token="<|bos|>", eos_token="<|end|>", chat_template=template
+    )
+
+
+def write_target(directory: Path, name: str = "llama", max_shard_size: str = "5GB", **overrides) -> Path:
+    """A target checkpoint with a tokenizer, as transformers writes it."""
+    random_model(family_config(name, **overrides)).save_pretrained(directory, max_shard_size=max_shard_size)
+    byte_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def eagle3_tensors(hidden_size: int = 64, vocab_size: int = VOCAB_SIZE, draft_vocab_size: int = 160) -> dict[str, torch.Tensor]:
+    """Random tensors of an EAGLE-3 head under their published names."""
+    generator = torch.Generator().manual_seed(7)
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) * 0.15
+
+    def norm_weight() -> torch.Tensor:
+        return torch.rand(hidden_size, generator=generator) * 0.8 + 0.6
+
+    used = torch.randperm(vocab_size, generator=generator)[:draft_vocab_size].sort().values
+    is_used = torch.zeros(vocab_size, dtype=torch.bool)
+    is_used[used] = True
+    return {
+        "fc.weight": matrix(hidden_size, 3 * hidden_size),
+        "midlayer.input_layernorm.weight": norm_weight(),
+        "midlayer.hidden_norm.weight": norm_weight(),
+        "midlayer.post_attention_layernorm.weight": norm_weight(),
+        "midlayer.self_attn.q_proj.weight": matrix(hidden_size, 2 * hidden_size),
+        "midlayer.self_attn.k_proj.weight": matrix(hidden_size // 2, 2 * hidden_size),
+        "midlayer.self_attn.v_proj.weight": matrix(hidden_size // 2, 2 * hidden_size),
+        "midlayer.self_attn.o_proj.weight": matrix(hidden_size, hidden_size),
+        "midlayer.mlp.gate_proj.weight": matrix(96, hidden_size),
+        "midlayer.mlp.up_proj.weight": matrix(96, hidden_size),
+        "midlayer.mlp.down_proj.weight": matrix(hidden_size, 96),
+        "norm.weight": norm_weight(),
+        "lm_head.weight": matrix(draft_vocab_size, hidden_size),
+        "d2t": used - torch.arange(draft_vocab_size),
+        "t2d": is_used,
+    }
+
+
+EAGLE3_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+    "vocab_size": VOCAB_SIZE,
+    "draft_vocab_size": 160,
+}
+
+
+def write_eagle3_head(directory: Path, **config_overrides) -> Path:
+    """A random EAGLE-3 head in the layout of yuhuili/EAGLE3-*, as safetensors. Its context is shorter than the target's."""
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(eagle3_tensors(), directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps({**EAGLE3_CONFIG, **config_overrides}))
+    return directory
