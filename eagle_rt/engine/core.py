@@ -37,7 +37,7 @@ class EngineCore:
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request now; None if it has already ended."""
         request = self.scheduler.abort(request_id)
-        return TokenEvent(request.id, [], request.finish_reason, request.stats) if request else None
+        return TokenEvent(request.id, [], request.stats, request.finish_reason) if request else None
 
     def step(self) -> list[TokenEvent]:
         """Plan, run, commit."""
@@ -54,7 +54,9 @@ class EngineCore:
             metrics.count_decode(len(tokens) - 1, result.num_drafted, is_broken)
         metrics.num_generated_tokens += sum(len(event.tokens) for event in events)
         metrics.num_finished += sum(event.finish_reason is not None for event in events)
-        metrics.num_cached_prompt_tokens += sum(event.stats.num_prompt_tokens_cached for event in events if event.stats)
+        metrics.num_cached_prompt_tokens += sum(
+            event.stats.num_prompt_tokens_cached for event in events if event.finish_reason
+        )
         return events
 
     def current_metrics(self) -> EngineMetrics:

@@ -119,12 +119,12 @@ class Request:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """Tokens that a request gained in one step; finish_reason and stats are set with the last ones.
+    """Tokens that a request gained in one step, its counts so far, and with the last ones why it ended.
 
     finish_reason: {"type": "stop", "matched": token id}, {"type": "length", "length": n} or {"type": "abort"}.
     """
 
     request_id: str
     tokens: list[int]
+    stats: RequestStats
     finish_reason: dict[str, Any] | None = None
-    stats: RequestStats | None = None

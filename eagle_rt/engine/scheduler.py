@@ -190,8 +190,8 @@ class Scheduler:
                 request.finish_reason = {"type": "length", "length": request.num_output_tokens}
             if request.finish_reason:
                 self._leave(request)
-                return TokenEvent(request.id, kept, request.finish_reason, request.stats)
-        return TokenEvent(request.id, kept)
+                break
+        return TokenEvent(request.id, kept, request.stats, request.finish_reason)
 
     def _admit(self) -> None:
         """Let waiting requests in, in order, while there are pages for their whole prompt and a step of everyone."""

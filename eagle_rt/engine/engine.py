@@ -1,0 +1,193 @@
+"""The engine for scripts and notebooks: prompts in, replies out, in this process."""
+
+import asyncio
+import itertools
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any
+
+from eagle_rt.config import EngineConfig
+from eagle_rt.engine.build import build_core, model_info
+from eagle_rt.engine.loop import run_loop
+from eagle_rt.engine.messages import Abort, Command, Failed, Rejected, Report, Shutdown, Submit
+from eagle_rt.engine.metrics import EngineMetrics
+from eagle_rt.engine.request import SamplingParams, TokenEvent, sampling_params
+from eagle_rt.engine.text import Reply
+
+Prompt = str | list[int]
+
+
+class Engine:
+    """Loads a model and generates with it on a thread of its own.
+
+    Options are the fields of `EngineConfig`. Use it as a context manager, or call `shutdown`.
+
+    >>> with Engine(speculative_algorithm="EAGLE3") as engine:              # doctest: +SKIP
+    ...     engine.generate("Hello", {"temperature": 0})["text"]
+
+    Raises:
+        ValueError, FileNotFoundError: the options cannot work, or a checkpoint cannot be loaded; the message says why.
+    """
+
+    def __init__(self, config: EngineConfig | None = None, **options: Any) -> None:
+        self.config = config or EngineConfig(**options)
+        self.info = model_info(self.config)
+        self.tokenizer = self.info.tokenizer
+        self._core, self.notes = build_core(self.config, self.info)
+        self._commands: queue.Queue[Command] = queue.Queue()
+        self._listeners: dict[str, Callable[[TokenEvent | Exception], None]] = {}
+        self._failure: Exception | None = None
+        self._ids = itertools.count()
+        self._thread = threading.Thread(target=self._serve, name="eagle_rt engine", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Stop the engine; requests in flight end with an error."""
+        self._commands.put(Shutdown())
+        self._thread.join()
+
+    def metrics(self) -> EngineMetrics:
+        """Totals since start."""
+        return self._core.current_metrics()
+
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        sampling_params: dict[str, Any] | SamplingParams | None = None,
+        input_ids: list[int] | list[list[int]] | None = None,
+    ) -> Any:
+        """Replies to one prompt (a dictionary) or to several (a list of them, also when `n` > 1).
+
+        Give either texts or token ids. Each reply holds `text`, `output_ids` and `meta_info`.
+
+        Raises:
+            ValueError: a sampling parameter or a prompt cannot be served.
+        """
+        given = prompt if input_ids is None else input_ids
+        if (prompt is None) == (input_ids is None):
+            raise ValueError("give either prompt or input_ids")
+        is_single = isinstance(given, str) or bool(given and isinstance(given[0], int))
+        prompts: list[Prompt] = [given] if is_single else given  # pyright: ignore[reportAssignmentType]
+        params = self._sampling_params(sampling_params)
+
+        answers: queue.Queue[tuple[str, TokenEvent | Exception]] = queue.Queue()
+        replies: dict[str, Reply] = {}
+        for one in prompts:
+            tokens = self._encode(one)
+            for index in range(params.n):
+                request_id = self._next_id()
+                replies[request_id] = Reply(self.tokenizer, params, len(tokens))
+                self._submit(request_id, tokens, nth_params(params, index), lambda event, i=request_id: answers.put((i, event)))
+        unfinished = set(replies)
+        try:
+            while unfinished:
+                request_id, event = answers.get()
+                if isinstance(event, Exception):
+                    raise event
+                replies[request_id].push(event)
+                if replies[request_id].finish_reason:
+                    self._end(request_id)
+                    unfinished.discard(request_id)
+        finally:
+            for request_id in unfinished:
+                self._end(request_id)
+        results = [reply_dict(reply) for reply in replies.values()]
+        return results[0] if is_single and params.n == 1 else results
+
+    async def stream(
+        self,
+        prompt: str | None = None,
+        sampling_params: dict[str, Any] | SamplingParams | None = None,
+        input_ids: list[int] | None = None,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """One reply as it grows: every item holds the whole `text` so far and the new `delta`; the last one has meta_info's
+        finish_reason set. Leaving the loop early aborts the request."""
+        if (prompt is None) == (input_ids is None):
+            raise ValueError("give either prompt or input_ids")
+        tokens = self._encode(prompt if prompt is not None else input_ids or [])
+        params = self._sampling_params(sampling_params)
+        reply = Reply(self.tokenizer, params, len(tokens))
+        events: asyncio.Queue[TokenEvent | Exception] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        request_id = self._next_id()
+        self._submit(request_id, tokens, params, lambda event: loop.call_soon_threadsafe(events.put_nowait, event))
+        try:
+            while not reply.finish_reason:
+                event = await events.get()
+                if isinstance(event, Exception):
+                    raise event
+                delta = reply.push(event)
+                yield {**reply_dict(reply), "delta": delta.text}
+        finally:
+            self._end(request_id)
+
+    def _sampling_params(self, given: dict[str, Any] | SamplingParams | None) -> SamplingParams:
+        return sampling_params(given, self.info.sampling_defaults)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _next_id(self) -> str:
+        return f"request-{next(self._ids)}"
+
+    def _submit(
+        self, request_id: str, tokens: list[int], params: SamplingParams, listener: Callable[[TokenEvent | Exception], None]
+    ) -> None:
+        if not self._thread.is_alive():
+            raise RuntimeError("the engine has stopped") from self._failure
+        self._listeners[request_id] = listener
+        self._commands.put(Submit(request_id, tokens, params))
+
+    def _end(self, request_id: str) -> None:
+        """Forget a reply; what the engine still does for it, past a stop string or for a reader who left, is stopped."""
+        if self._listeners.pop(request_id, None):
+            self._commands.put(Abort(request_id))
+
+    def _serve(self) -> None:
+        try:
+            run_loop(self._core, self._receive, self._report)
+            ending: Exception = RuntimeError("the engine was shut down")
+        except Exception as error:
+            ending = self._failure = error
+        for listener in list(self._listeners.values()):
+            listener(ending)
+
+    def _receive(self, wait: bool) -> list[Command]:
+        commands: list[Command] = []
+        try:
+            if wait:
+                commands.append(self._commands.get(timeout=1.0))
+            while True:
+                commands.append(self._commands.get_nowait())
+        except queue.Empty:
+            return commands
+
+    def _report(self, report: Report) -> None:
+        if isinstance(report, TokenEvent):
+            listener = self._listeners.get(report.request_id)
+            if listener:
+                listener(report)
+        elif isinstance(report, Rejected):
+            listener = self._listeners.pop(report.request_id, None)
+            if listener:
+                listener(ValueError(report.reason))
+        else:
+            assert not isinstance(report, Failed)
+
+
+def nth_params(params: SamplingParams, index: int) -> SamplingParams:
+    """The settings of reply `index` of n: seeded replies differ by their index."""
+    seed = None if params.seed is None else params.seed + index
+    return replace(params, seed=seed, n=1)
+
+
+def reply_dict(reply: Reply) -> dict[str, Any]:
+    return {"text": reply.text, "output_ids": list(reply.tokens), "meta_info": reply.meta_info()}

@@ -1,0 +1,196 @@
+"""The HTTP routes."""
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from eagle_rt.engine.engine import reply_dict
+from eagle_rt.engine.request import sampling_params
+from eagle_rt.engine.text import Reply
+from eagle_rt.server.errors import ApiError, add_error_handlers
+from eagle_rt.server.prometheus import EngineCollector
+from eagle_rt.server.protocol import ChatRequest, CompletionRequest, GenerateRequest, OpenAIRequest
+from eagle_rt.server.service import EngineService, Generation
+from eagle_rt.server.stream import finish_name, native_events, openai_events
+
+DISCONNECT_POLL_SECONDS = 0.2
+
+
+def create_app(service: EngineService, model_name: str, api_key: str | None) -> FastAPI:
+    """All routes over one engine."""
+    app = FastAPI(title="eagle_rt")
+    add_error_handlers(app)
+    started = int(time.time())
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(lambda: service.metrics))
+
+    async def check_key(request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if api_key is not None and not secrets.compare_digest(given.encode(), api_key.encode()):
+            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+
+    def check_model(body: OpenAIRequest) -> None:
+        if body.model is not None and body.model != model_name:
+            raise ApiError(404, f"the model {body.model!r} is not served here, {model_name!r} is", param="model", code="model_not_found")
+
+    @app.post("/v1/chat/completions", dependencies=[Depends(check_key)])
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        check_model(body)
+        messages = [{"role": message.role, "content": message.text} for message in body.messages]
+        prompt = chat_tokens(service, messages)
+        max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        generation = service.generate([prompt], body.sampling(service.info.sampling_defaults, max_tokens))
+        return await openai_response(
+            body,
+            request,
+            generation,
+            name="chat.completion",
+            whole=lambda reply: {"message": {"role": "assistant", "content": reply.text}},
+            part=lambda text: {"delta": {"content": text} if text else {}},
+            opening=[
+                {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+                for index in range(len(generation.replies))
+            ],
+        )
+
+    @app.post("/v1/completions", dependencies=[Depends(check_key)])
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        check_model(body)
+        generation = service.generate(
+            encode_prompts(service, body.prompt), body.sampling(service.info.sampling_defaults, body.max_tokens)
+        )
+        return await openai_response(
+            body,
+            request,
+            generation,
+            name="text_completion",
+            whole=lambda reply: {"text": reply.text},
+            part=lambda text: {"text": text},
+            opening=[],
+        )
+
+    async def openai_response(
+        body: OpenAIRequest,
+        request: Request,
+        generation: Generation,
+        *,
+        name: str,
+        whole: Callable[[Reply], dict[str, Any]],
+        part: Callable[[str], dict[str, Any]],
+        opening: list[dict[str, Any]],
+    ) -> Response:
+        """The reply in one piece or as events; `whole` and `part` shape a choice of each kind."""
+        header = {"id": f"{name}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model_name}
+        if body.stream:
+            kind = f"{name}.chunk" if name == "chat.completion" else name
+
+            def envelope(choices: list[dict[str, Any]]) -> dict[str, Any]:
+                return {**header, "object": kind, "choices": choices}
+
+            def choice(index: int, text: str) -> dict[str, Any]:
+                return {"index": index, **part(text)}
+
+            include_usage = bool(body.stream_options and body.stream_options.include_usage)
+            check_lengths(service, generation)
+            events = openai_events(generation, envelope, choice, opening, include_usage)
+            return StreamingResponse(events, media_type="text/event-stream")
+        replies = await finish_or_abort(generation, request)
+        choices = [
+            {"index": index, **whole(reply), "logprobs": None, "finish_reason": finish_name(reply.finish_reason)}
+            for index, reply in enumerate(replies)
+        ]
+        return JSONResponse({**header, "object": name, "choices": choices, "usage": generation.usage()})
+
+    @app.post("/generate", dependencies=[Depends(check_key)])
+    async def generate(body: GenerateRequest, request: Request) -> Response:
+        prompt = body.text if body.text is not None else body.input_ids
+        assert prompt is not None
+        params = sampling_params(body.sampling_params, service.info.sampling_defaults)
+        generation = service.generate(encode_prompts(service, prompt), params)
+        if body.stream:
+            check_lengths(service, generation)
+            return StreamingResponse(native_events(generation), media_type="text/event-stream")
+        results = [reply_dict(reply) for reply in await finish_or_abort(generation, request)]
+        is_single = isinstance(prompt, str) or isinstance(prompt[0], int)
+        return JSONResponse(results[0] if is_single and params.n == 1 else results)
+
+    @app.get("/v1/models", dependencies=[Depends(check_key)])
+    async def models() -> dict[str, Any]:
+        model = {"id": model_name, "object": "model", "created": started, "owned_by": "eagle_rt"}
+        return {"object": "list", "data": [{**model, "max_model_len": service.context_length}]}
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response(status_code=503 if service.death is not None else 200)
+
+    @app.get("/server_info", dependencies=[Depends(check_key)])
+    async def server_info() -> dict[str, Any]:
+        return {
+            "config": asdict(service.config),
+            "decided": service.notes,
+            "context_length": service.context_length,
+            "metrics": {**asdict(service.metrics), "mean_accepted_tokens": service.metrics.mean_accepted_tokens},
+        }
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+def chat_tokens(service: EngineService, messages: list[dict[str, str]]) -> list[int]:
+    """Raises ValueError if the model has no chat template or its template refuses the messages."""
+    tokenizer = service.info.tokenizer
+    if tokenizer.chat_template is None:
+        raise ValueError("this model has no chat template: use /v1/completions")
+    try:
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    except Exception as error:  # templates raise jinja errors of many types
+        raise ValueError(f"messages do not fit the model's chat template: {error}") from None
+
+
+def encode_prompts(service: EngineService, prompt: str | list[int] | list[str] | list[list[int]]) -> list[list[int]]:
+    """One or several prompts, as text or as tokens, to lists of tokens."""
+    if len(prompt) == 0:
+        raise ValueError("the prompt is empty")
+    prompts: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
+    return [service.info.tokenizer.encode(one) if isinstance(one, str) else one for one in prompts]
+
+
+def check_lengths(service: EngineService, generation: Generation) -> None:
+    """What the engine would reject is better said before a stream begins, with a status code."""
+    for reply in generation.replies:
+        if reply.num_prompt_tokens >= service.context_length:
+            raise ValueError(
+                f"the prompt has {reply.num_prompt_tokens} tokens, but the context length is {service.context_length} "
+                "and a reply needs at least one of them"
+            )
+
+
+async def finish_or_abort(generation: Generation, request: Request) -> list[Reply]:
+    """Wait for the replies, or abort them when the client hangs up."""
+    finishing = asyncio.ensure_future(generation.finish())
+    leaving = asyncio.ensure_future(disconnected(request.is_disconnected))
+    try:
+        await asyncio.wait((finishing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not finishing.done():
+            raise ApiError(499, "the client closed the connection")
+        return finishing.result()
+    finally:
+        leaving.cancel()
+        finishing.cancel()
+        generation.close()
+
+
+async def disconnected(is_disconnected: Callable[[], Awaitable[bool]]) -> None:
+    while not await is_disconnected():
+        await asyncio.sleep(DISCONNECT_POLL_SECONDS)

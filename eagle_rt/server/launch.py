@@ -1,0 +1,82 @@
+"""Starting and stopping the server."""
+
+import argparse
+import asyncio
+import logging
+import socket
+import sys
+
+import uvicorn
+
+from eagle_rt.config import EngineConfig
+from eagle_rt.engine.build import model_info
+from eagle_rt.server.app import create_app
+from eagle_rt.server.service import EngineDied, EngineService
+
+logger = logging.getLogger(__name__)
+
+
+def serve(config: EngineConfig, options: argparse.Namespace) -> int:
+    """Run the server until it is stopped; the exit code of the process.
+
+    options: host, port, api_key, served_model_name and log_level.
+    """
+    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    try:
+        listener = listening_socket(options.host, options.port)
+    except OSError as error:
+        return fail(f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another --port")
+    try:
+        return asyncio.run(run_server(config, options, listener))
+    except (ValueError, FileNotFoundError, EngineDied) as error:
+        return fail(str(error))
+    finally:
+        listener.close()
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen()
+    return listener
+
+
+def fail(reason: str) -> int:
+    print(f"error: {reason}", file=sys.stderr)
+    return 1
+
+
+async def run_server(config: EngineConfig, options: argparse.Namespace, listener: socket.socket) -> int:
+    info = model_info(config)
+    service = EngineService(config, info, options.log_level)
+    try:
+        await service.start()
+        model_name = options.served_model_name or info.name
+        app = create_app(service, model_name, options.api_key)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=60))
+        for note in service.notes:
+            print(note)
+        print(how_to_talk(options.host, listener.getsockname()[1], model_name), flush=True)
+        watching = asyncio.create_task(stop_when_dead(service, server))
+        await server.serve(sockets=[listener])
+        watching.cancel()
+        return 0 if service.death is None else fail(f"the engine has died: {service.death}")
+    finally:
+        await service.stop()
+
+
+async def stop_when_dead(service: EngineService, server: uvicorn.Server) -> None:
+    await service.has_died.wait()
+    await asyncio.sleep(1)  # requests in flight are answered with 503 first
+    server.should_exit = True
+
+
+def how_to_talk(host: str, port: int, model_name: str) -> str:
+    place = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    body = f'{{"model": "{model_name}", "messages": [{{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}}]}}'
+    return (
+        f"serving {model_name} at http://{place}:{port} (Ctrl-C stops it). Talk to it with any OpenAI client "
+        f"(base_url http://{place}:{port}/v1), or:\n"
+        f"  curl http://{place}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+    )

@@ -1,0 +1,117 @@
+"""The bodies of HTTP requests, checked by pydantic, in OpenAI's and SGLang's names."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from eagle_rt.engine.request import SamplingParams, sampling_params
+
+# Parameters of the OpenAI API that change a reply and are not supported, with the values at which they change nothing.
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "logprobs": (False, 0),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+}
+# Parameters that say something about the caller and nothing about the reply.
+IGNORED = {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"}
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+
+
+class OpenAIRequest(Strict):
+    """What chat and text completions have in common."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def drop_what_changes_nothing(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        kept = {}
+        for name, value in values.items():
+            if name in IGNORED or (name in NEUTRAL_VALUES and (value is None or value in NEUTRAL_VALUES[name])):
+                continue
+            if name in NEUTRAL_VALUES:
+                raise ValueError(f"{name} is not supported")
+            kept[name] = value
+        return kept
+
+    def sampling(self, defaults: dict[str, Any], max_new_tokens: int | None) -> SamplingParams:
+        """Raises ValueError for a value that is out of range."""
+        names = ("n", "stop", "seed", "temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return sampling_params({**given, "max_new_tokens": max_new_tokens}, defaults)
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    role: str
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatRequest(OpenAIRequest):
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+
+class CompletionRequest(OpenAIRequest):
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int | None = 16
+
+    @field_validator("prompt")
+    @classmethod
+    def has_content(cls, prompt: Any) -> Any:
+        if len(prompt) == 0:
+            raise ValueError("must not be empty")
+        return prompt
+
+
+class GenerateRequest(Strict):
+    """SGLang's native request: `text` or `input_ids`, one or several, and its own sampling names."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+    sampling_params: dict[str, Any] = Field(default_factory=dict)
+    stream: bool = False
+
+    @model_validator(mode="after")
+    def has_one_prompt(self) -> "GenerateRequest":
+        if (self.text is None) == (self.input_ids is None):
+            raise ValueError("give either text or input_ids")
+        return self

@@ -1,0 +1,58 @@
+"""Replies as server-sent events."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import orjson
+
+from eagle_rt.engine.engine import reply_dict
+from eagle_rt.server.errors import error_body
+from eagle_rt.server.service import EngineDied, Generation
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(payload: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+async def openai_events(
+    generation: Generation,
+    envelope: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    choice: Callable[[int, str], dict[str, Any]],
+    opening: list[dict[str, Any]],
+    include_usage: bool,
+) -> AsyncIterator[bytes]:
+    """One event per piece of text, the usage if asked for, and the closing mark.
+
+    envelope(choices): an event's body; choice(index, text): one choice in it; opening: choices to begin with.
+    """
+    try:
+        for first in opening:
+            yield event(envelope([first]))
+        async for index, delta in generation.deltas():
+            if delta.text or delta.finish_reason:
+                yield event(envelope([{**choice(index, delta.text), "finish_reason": finish_name(delta.finish_reason)}]))
+        if include_usage:
+            yield event({**envelope([]), "usage": generation.usage()})
+    except (ValueError, EngineDied) as error:
+        yield event(error_body(str(error), "server_error" if isinstance(error, EngineDied) else "invalid_request_error"))
+    yield DONE
+
+
+async def native_events(generation: Generation) -> AsyncIterator[bytes]:
+    """SGLang's events: every one holds the whole text so far."""
+    try:
+        async for index, _ in generation.deltas():
+            body = reply_dict(generation.replies[index])
+            yield event({**body, "index": index} if len(generation.replies) > 1 else body)
+    except (ValueError, EngineDied) as error:
+        yield event(error_body(str(error), "server_error" if isinstance(error, EngineDied) else "invalid_request_error"))
+    yield DONE
+
+
+def finish_name(finish_reason: dict[str, Any] | None) -> str | None:
+    """OpenAI's word for why a reply ended."""
+    if finish_reason is None:
+        return None
+    return "length" if finish_reason["type"] == "length" else "stop"
