@@ -17,7 +17,7 @@ from transformers import (
 )
 
 VOCAB_SIZE = 256 + 6
-SIZES = dict(
+SIZES = dict(  # noqa: C408
     vocab_size=VOCAB_SIZE,
     hidden_size=64,
     intermediate_size=96,

@@ -41,9 +41,7 @@ class ReferenceAttention:
         outputs = [self._run_sequence(queries[sequence.rows], pool, layer, sequence, window) for sequence in plan]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _run_sequence(
-        self, queries: Tensor, pool: KVPool, layer: int, sequence: SequencePlan, window: int | None
-    ) -> Tensor:
+    def _run_sequence(self, queries: Tensor, pool: KVPool, layer: int, sequence: SequencePlan, window: int | None) -> Tensor:
         num_queries, num_heads, head_dim = queries.shape
         keys, values = pool.read(layer, sequence.kv_slots)
         num_kv_heads = keys.shape[1]

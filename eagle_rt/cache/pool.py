@@ -10,9 +10,7 @@ class KVPool:
     There is one pool for the target and one for the head, indexed by the same slots.
     """
 
-    def __init__(
-        self, num_layers: int, num_slots: int, num_heads: int, head_dim: int, dtype: torch.dtype, device: str
-    ) -> None:
+    def __init__(self, num_layers: int, num_slots: int, num_heads: int, head_dim: int, dtype: torch.dtype, device: str) -> None:
         self.storage = torch.zeros(num_layers, num_slots, 2, num_heads, head_dim, dtype=dtype, device=device)
 
     @staticmethod

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from eagle_rt.models.tokenizer import chat_tokens
+
 Message = dict[str, str]
 Dialogue = list[Message]
 
@@ -65,11 +67,11 @@ def encode_dialogue(tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue) -> t
     for turn in range(1, len(dialogue) + 1):
         answering = dialogue[turn - 1]["role"] == "assistant"
         if answering:
-            prompt = tokenizer.apply_chat_template(dialogue[: turn - 1], add_generation_prompt=True, return_dict=False)
+            prompt = chat_tokens(tokenizer, dialogue[: turn - 1])
             is_answer += [False] * (len(prompt) - len(tokens))
-        whole = tokenizer.apply_chat_template(dialogue[:turn], return_dict=False)
+        whole = chat_tokens(tokenizer, dialogue[:turn], add_generation_prompt=False)
         is_answer += [answering] * (len(whole) - len(is_answer))
-        tokens = list(whole)
+        tokens = whole
     return tokens, is_answer
 
 

@@ -1,4 +1,7 @@
-"""Train the built-in target's EAGLE-3 head: `python -m eagle_rt.demo.train_head --target DIR --data DIR --run runs/eagle3 --output DIR`."""
+"""Train the built-in target's EAGLE-3 head.
+
+`python -m eagle_rt.demo.train_head --target DIR --data DIR --run runs/eagle3 --output DIR`
+"""
 
 import argparse
 from pathlib import Path
@@ -67,13 +70,22 @@ def train(target_dir: Path, data_dir: Path, run_dir: Path, output_dir: Path, *, 
 
     def evaluate() -> Metrics:
         with torch.no_grad():
-            results = [losses_on(PackedText(*rows)) for rows in zip(held_out.tokens.split(8), held_out.is_answer.split(8), strict=True)]
+            results = [
+                losses_on(PackedText(*rows)) for rows in zip(held_out.tokens.split(8), held_out.is_answer.split(8), strict=True)
+            ]
         return {
             f"held_out_accept_{j}": sum(acceptance[j].item() for _, acceptance in results) / len(results)
             for j in range(NUM_UNROLLED)
         }
 
-    fit(trainee, optimizers_for(trainee, matrix_lr=0.02, other_lr=2e-3), loss_at, LoopConfig(num_steps, clip_norm=2.0), run_dir, evaluate)
+    fit(
+        trainee,
+        optimizers_for(trainee, matrix_lr=0.02, other_lr=2e-3),
+        loss_at,
+        LoopConfig(num_steps, clip_norm=2.0),
+        run_dir,
+        evaluate,
+    )
     export_head(trainee, output_dir, torch.bfloat16)
 
 

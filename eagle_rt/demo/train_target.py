@@ -27,7 +27,7 @@ def target_config() -> LlamaConfig:
         num_key_value_heads=4,
         head_dim=32,
         max_position_embeddings=2048,
-        rope_theta=10000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         rms_norm_eps=1e-5,
         pad_token_id=0,
         bos_token_id=1,
@@ -68,7 +68,7 @@ def train(data_dir: Path, run_dir: Path, output_dir: Path, *, num_steps: int, ba
 
     tokenizer.save_pretrained(output_dir)
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=3, pad_token_id=0)
-    model.to(torch.bfloat16).save_pretrained(output_dir)
+    model.bfloat16().save_pretrained(output_dir)
 
 
 def main() -> None:

@@ -14,9 +14,9 @@ from eagle_rt.config import EngineConfig, TreeShape, resolve_device, resolve_tre
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.runner import Runner
 from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits
-from eagle_rt.models.decoder import load_decoder
+from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.heads import DraftHead, load_eagle3_head
-from eagle_rt.models.spec import DTYPES, ModelSpec, model_spec, read_config
+from eagle_rt.models.spec import DTYPES, LayerShape, ModelSpec, model_spec, read_config
 from eagle_rt.models.tokenizer import end_token_ids, generation_config, load_tokenizer, sampling_defaults
 from eagle_rt.models.weights import checkpoint_dir
 from eagle_rt.speculate.drafter import TreeDrafter
@@ -68,67 +68,100 @@ def head_dir(config: EngineConfig) -> Path:
     raise ValueError("--speculative-algorithm EAGLE3 needs --speculative-draft-model-path, the checkpoint of its head")
 
 
-def build_core(config: EngineConfig, info: ModelInfo) -> tuple[EngineCore, list[str]]:
-    """Load everything; also returns lines that tell the user what was decided for him.
+@dataclass(frozen=True)
+class LoadedModels:
+    """Weights in memory, ready to be given caches of any size and trees of any shape."""
+
+    spec: ModelSpec
+    target: Decoder
+    head: DraftHead | None
+    eos_token_ids: frozenset[int]
+    dtype: torch.dtype
+    context_length: int
+    notes: list[str]
+
+
+def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
+    """Read target and head; `config.device` must be resolved.
 
     Raises:
-        FileNotFoundError, ValueError: a checkpoint or the config cannot work, with the reason.
+        FileNotFoundError, ValueError: a checkpoint cannot be loaded, or the two do not fit, with the reason.
     """
-    config = resolve_device(config)
-    device = config.device
     if config.speculative_algorithm in ("EAGLE", "NEXTN"):
         raise ValueError(
             f"--speculative-algorithm {config.speculative_algorithm} is not supported yet: use EAGLE3 with an EAGLE-3 head"
         )
-    tree_shape, notes = resolve_tree(config, device)
-    notes = unused_options(config) + notes
+    notes = []
     spec = model_spec(read_config(info.directory))
-    dtype = resolve_dtype(config, spec, device)
+    dtype = resolve_dtype(config, spec)
     context_length = config.context_length or spec.max_position_embeddings
     if context_length > spec.max_position_embeddings:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
-
-    target = load_decoder(info.directory, spec, context_length=context_length, dtype=dtype, device=device)
+    target = load_decoder(info.directory, spec, context_length=context_length, dtype=dtype, device=config.device)
     head: DraftHead | None = None
     if config.speculative_algorithm:
-        head, unused = load_eagle3_head(head_dir(config), target, dtype, device)
+        head, unused = load_eagle3_head(head_dir(config), target, dtype, config.device)
         if unused:
             notes.append(f"tensors of the head that nothing uses: {', '.join(unused)}")
+    return LoadedModels(spec, target, head, info.eos_token_ids, dtype, context_length, notes)
 
-    limits = scheduler_limits(config, spec, head, tree_shape, dtype, context_length)
-    if limits.context_length < context_length:
-        notes.append(
-            f"the cache holds one request of {limits.context_length} tokens: the context length is that instead of {context_length}"
+
+def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, list[str]]:
+    """An engine over loaded models: caches, tree shape and scheduler as `config` says; and what was decided for the user.
+
+    Raises:
+        ValueError: the tree cannot be drafted, or the cache is too small for it.
+    """
+    tree_shape, tree_notes = resolve_tree(config, config.device)
+    spec, dtype, device = models.spec, models.dtype, config.device
+    head = models.head if config.speculative_algorithm else None
+    if head and tree_shape.top_k > (draft_vocab_size := len(head.token_map.target_ids)):
+        raise ValueError(
+            f"--speculative-eagle-topk {tree_shape.top_k} is more than the {draft_vocab_size} tokens that the head knows"
         )
-    pool = make_pool(spec.num_layers, spec.shape.num_kv_heads, spec.shape.head_dim, limits, dtype, device)
+    limits = scheduler_limits(config, spec, head, tree_shape, dtype, models.context_length)
+    pool = make_pool(spec.num_layers, spec.shape, limits, dtype, device)
     backend = ReferenceAttention()
     drafter = None
     if head:
-        head_pool = make_pool(head.num_layers, head.shape.num_kv_heads, head.shape.head_dim, limits, dtype, device)
         drafter = TreeDrafter(
             head,
-            head_pool,
+            make_pool(head.num_layers, head.shape, limits, dtype, device),
             backend,
             num_steps=tree_shape.num_steps,
             top_k=tree_shape.top_k,
             num_draft_tokens=tree_shape.num_draft_tokens,
             num_states=config.max_running_requests,
         )
-    runner = Runner(target, pool, backend, drafter, tree_shape, config.page_size, device)
-    scheduler = Scheduler(limits, info.eos_token_ids, use_prefix_cache=not config.disable_radix_cache)
+    runner = Runner(models.target, pool, backend, drafter, tree_shape, config.page_size, device)
+    scheduler = Scheduler(limits, models.eos_token_ids, use_prefix_cache=not config.disable_radix_cache)
+
+    notes = unused_options(config) + models.notes + tree_notes
+    if limits.context_length < models.context_length:
+        notes.append(
+            f"the cache holds one request of {limits.context_length} tokens: the context length is that instead of "
+            f"{models.context_length}"
+        )
+    speculation = f"drafting with {config.speculative_algorithm}, tree {tree_shape}" if head else "no speculation"
     notes += [
-        f"{spec.architecture} in {str(dtype).removeprefix('torch.')} on {device}, "
-        + (f"drafting with {config.speculative_algorithm}, tree {tree_shape}" if head else "no speculation"),
+        f"{spec.architecture} in {str(dtype).removeprefix('torch.')} on {device}, {speculation}",
         f"cache: {limits.num_pages} pages of {limits.page_size} = {limits.num_pages * limits.page_size} tokens; "
         f"context length {limits.context_length}; at most {limits.max_running} requests at once",
     ]
     return EngineCore(scheduler, runner, spec.vocab_size, config.random_seed), notes
 
 
-def resolve_dtype(config: EngineConfig, spec: ModelSpec, device: str) -> torch.dtype:
+def build_core(config: EngineConfig, info: ModelInfo) -> tuple[EngineCore, list[str]]:
+    """Load the models and make an engine over them."""
+    config = resolve_device(config)
+    resolve_tree(config, config.device)  # a tree that cannot work is refused before anything is loaded
+    return make_core(load_models(config, info), config)
+
+
+def resolve_dtype(config: EngineConfig, spec: ModelSpec) -> torch.dtype:
     if config.dtype != "auto":
         return DTYPES[config.dtype]
-    if device == "cpu":
+    if config.device == "cpu":
         return torch.float32
     return spec.dtype if spec.dtype != torch.float32 else torch.bfloat16
 
@@ -180,7 +213,5 @@ def cache_bytes(config: EngineConfig) -> int:
     return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * fraction)
 
 
-def make_pool(
-    num_layers: int, num_heads: int, head_dim: int, limits: SchedulerLimits, dtype: torch.dtype, device: str
-) -> KVPool:
-    return KVPool(num_layers, limits.num_pages * limits.page_size, num_heads, head_dim, dtype, device)
+def make_pool(num_layers: int, shape: LayerShape, limits: SchedulerLimits, dtype: torch.dtype, device: str) -> KVPool:
+    return KVPool(num_layers, limits.num_pages * limits.page_size, shape.num_kv_heads, shape.head_dim, dtype, device)

@@ -49,14 +49,13 @@ class EngineCore:
 
         metrics = self.metrics
         metrics.num_steps += 1
+        metrics.num_decode_steps += bool(plan.decodes)
         metrics.num_prompt_tokens += sum(chunk.stop - chunk.start for chunk in plan.chunks)
         for tokens, is_broken in zip(result.decoded, result.broken, strict=True):
             metrics.count_decode(len(tokens) - 1, result.num_drafted, is_broken)
         metrics.num_generated_tokens += sum(len(event.tokens) for event in events)
         metrics.num_finished += sum(event.finish_reason is not None for event in events)
-        metrics.num_cached_prompt_tokens += sum(
-            event.stats.num_prompt_tokens_cached for event in events if event.finish_reason
-        )
+        metrics.num_cached_prompt_tokens += sum(event.stats.num_prompt_tokens_cached for event in events if event.finish_reason)
         return events
 
     def current_metrics(self) -> EngineMetrics:

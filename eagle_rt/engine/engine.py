@@ -37,7 +37,7 @@ class Engine:
         self.tokenizer = self.info.tokenizer
         self._core, self.notes = build_core(self.config, self.info)
         self._commands: queue.Queue[Command] = queue.Queue()
-        self._listeners: dict[str, Callable[[TokenEvent | Exception], None]] = {}
+        self._listeners: dict[str, Callable[[TokenEvent | Exception], object]] = {}
         self._failure: Exception | None = None
         self._ids = itertools.count()
         self._thread = threading.Thread(target=self._serve, name="eagle_rt engine", daemon=True)
@@ -139,7 +139,7 @@ class Engine:
         return f"request-{next(self._ids)}"
 
     def _submit(
-        self, request_id: str, tokens: list[int], params: SamplingParams, listener: Callable[[TokenEvent | Exception], None]
+        self, request_id: str, tokens: list[int], params: SamplingParams, listener: Callable[[TokenEvent | Exception], object]
     ) -> None:
         if not self._thread.is_alive():
             raise RuntimeError("the engine has stopped") from self._failure

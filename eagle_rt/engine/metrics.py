@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 class EngineMetrics:
     """Totals since start, and the current load.
 
+    A step may read prompts, decode, or both; num_decode_steps counts the last two kinds, and num_drafts the requests in them.
     accepted_per_position[d]: how often the draft at depth d + 1 was kept. seconds: time by part of the step.
     """
 
     num_steps: int = 0
+    num_decode_steps: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0

@@ -31,9 +31,7 @@ def sampling_batch(requests: list[Request], device: str) -> SamplingBatch:
         min_p=torch.tensor([setting.min_p for setting in settings], device=device),
         seeds=torch.tensor([request.seed for request in requests], device=device),
         sampled=torch.tensor(sampled, dtype=torch.int64, device=device),
-        has_filters=any(
-            settings[row].top_k > 0 or settings[row].top_p < 1 or settings[row].min_p > 0 for row in sampled
-        ),
+        has_filters=any(settings[row].top_k > 0 or settings[row].top_p < 1 or settings[row].min_p > 0 for row in sampled),
     )
 
 

@@ -6,6 +6,8 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
+from eagle_rt.attention.base import AttentionBackend
+from eagle_rt.cache.pool import KVPool
 from eagle_rt.config import TreeShape
 from eagle_rt.engine.prepare import decode_sequences, prefill_batch, sampling_batch
 from eagle_rt.engine.request import Request
@@ -14,8 +16,6 @@ from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.drafter import TreeDrafter
 from eagle_rt.speculate.sampler import target_choice
 from eagle_rt.speculate.step import decode_step
-from eagle_rt.attention.base import AttentionBackend
-from eagle_rt.cache.pool import KVPool
 
 
 class StepClock:
@@ -64,9 +64,7 @@ class Runner:
         shape = self._tree_shape
         sequences = decode_sequences(requests, shape.num_scratch_rows, self._page_size, self._device)
         self.clock.mark("prepare")
-        outcome = decode_step(
-            sequences, self._target, self._pool, self._backend, self._drafter, shape.max_depth, self.clock.mark
-        )
+        outcome = decode_step(sequences, self._target, self._pool, self._backend, self._drafter, shape.max_depth, self.clock.mark)
         acceptance = outcome.acceptance
         columns = (acceptance.num_emitted[:, None], outcome.is_draft_broken[:, None], acceptance.tokens)
         rows = torch.cat(columns, dim=1).tolist()

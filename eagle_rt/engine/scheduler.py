@@ -173,7 +173,7 @@ class Scheduler:
         assert not users
         assert num_unused == self._prefix_cache.num_evictable
         assert sorted(owners) == list(range(self.limits.num_pages))
-        state_rows = self._free_state_rows + [request.state_row for request in self.running]
+        state_rows = self._free_state_rows + [request.state_row for request in self.running if request.state_row is not None]
         assert sorted(state_rows) == list(range(self.limits.max_running))
 
     def _append(self, request: Request, tokens: list[int]) -> TokenEvent:

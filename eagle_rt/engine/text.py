@@ -6,6 +6,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.engine.request import RequestStats, SamplingParams, TokenEvent
+from eagle_rt.models.tokenizer import decode_tokens
 
 INCOMPLETE = "\ufffd"
 
@@ -71,8 +72,8 @@ class Reply:
         }
 
     def _decode(self, *, is_last: bool) -> None:
-        before = self._tokenizer.decode(self.tokens[self._decoded_start : self._decoded_end], skip_special_tokens=True)
-        now = self._tokenizer.decode(self.tokens[self._decoded_start :], skip_special_tokens=True)
+        before = decode_tokens(self._tokenizer, self.tokens[self._decoded_start : self._decoded_end])
+        now = decode_tokens(self._tokenizer, self.tokens[self._decoded_start :])
         if now.endswith(INCOMPLETE) and not is_last:
             return
         self.text += now[len(before) :]

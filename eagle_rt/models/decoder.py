@@ -45,9 +45,7 @@ class Decoder:
     feature_layers: layers whose input is handed to the draft head; num_layers means the output of the last one.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, spec: ModelSpec, *, context_length: int, dtype: torch.dtype, device: str
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, *, context_length: int, dtype: torch.dtype, device: str) -> None:
         self.spec = spec
         shape, vocab_size = spec.shape, spec.vocab_size
         self.embedding = checkpoint.take("model.embed_tokens.weight", (vocab_size, shape.hidden_size))
@@ -57,9 +55,7 @@ class Decoder:
         self._lm_head = Linear(self.embedding) if is_tied else linear(checkpoint, "lm_head", vocab_size, shape.hidden_size)
         self._rope = Rope(spec.rope, context_length, dtype, device)
 
-    def forward(
-        self, batch: Batch, pool: KVPool, backend: AttentionBackend, feature_layers: tuple[int, ...] = ()
-    ) -> TargetOutput:
+    def forward(self, batch: Batch, pool: KVPool, backend: AttentionBackend, feature_layers: tuple[int, ...] = ()) -> TargetOutput:
         """One pass over the batch's T tokens, which also writes their cache rows."""
         context = ForwardContext(batch, pool, backend, backend.plan(batch), *self._rope.cos_sin(batch.positions))
         x = functional.embedding(batch.tokens, self.embedding)

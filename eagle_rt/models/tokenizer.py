@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -17,6 +17,29 @@ def load_tokenizer(model_dir: Path, *, trust_remote_code: bool) -> PreTrainedTok
         raise ValueError(f"no tokenizer could be loaded from {model_dir}: {error}") from None
 
 
+def chat_tokens(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], *, add_generation_prompt: bool = True
+) -> list[int]:
+    """A dialogue in the model's chat template, by default up to where the model's reply begins.
+
+    Raises:
+        ValueError: the model has no chat template, or its template refuses the messages.
+    """
+    if tokenizer.chat_template is None:
+        raise ValueError("this model has no chat template: send a plain prompt instead")
+    try:
+        return cast(
+            list[int], tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, return_dict=False)
+        )
+    except Exception as error:  # templates raise jinja errors of many types
+        raise ValueError(f"messages do not fit the model's chat template: {error}") from None
+
+
+def decode_tokens(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
+    """Text without special tokens."""
+    return cast(str, tokenizer.decode(tokens, skip_special_tokens=True))
+
+
 def generation_config(model_dir: Path) -> dict[str, Any]:
     """generation_config.json, or an empty dictionary."""
     file = model_dir / "generation_config.json"
@@ -26,7 +49,7 @@ def generation_config(model_dir: Path) -> dict[str, Any]:
 def end_token_ids(config: dict[str, Any], generation: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Every token that ends a reply: of generation_config.json, config.json and the tokenizer together."""
     ids: set[int] = set()
-    for value in (generation.get("eos_token_id"), config.get("eos_token_id"), tokenizer.eos_token_id):
+    for value in (generation.get("eos_token_id"), config.get("eos_token_id"), cast(int | None, tokenizer.eos_token_id)):
         ids |= set(value) if isinstance(value, list) else {value} if value is not None else set()
     return frozenset(ids)
 

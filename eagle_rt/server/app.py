@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from eagle_rt.engine.engine import reply_dict
 from eagle_rt.engine.request import sampling_params
 from eagle_rt.engine.text import Reply
+from eagle_rt.models.tokenizer import chat_tokens
 from eagle_rt.server.errors import ApiError, add_error_handlers
 from eagle_rt.server.prometheus import EngineCollector
 from eagle_rt.server.protocol import ChatRequest, CompletionRequest, GenerateRequest, OpenAIRequest
@@ -39,13 +40,15 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
 
     def check_model(body: OpenAIRequest) -> None:
         if body.model is not None and body.model != model_name:
-            raise ApiError(404, f"the model {body.model!r} is not served here, {model_name!r} is", param="model", code="model_not_found")
+            raise ApiError(
+                404, f"the model {body.model!r} is not served here, {model_name!r} is", param="model", code="model_not_found"
+            )
 
     @app.post("/v1/chat/completions", dependencies=[Depends(check_key)])
     async def chat(body: ChatRequest, request: Request) -> Response:
         check_model(body)
         messages = [{"role": message.role, "content": message.text} for message in body.messages]
-        prompt = chat_tokens(service, messages)
+        prompt = chat_tokens(service.info.tokenizer, messages)
         max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         generation = service.generate([prompt], body.sampling(service.info.sampling_defaults, max_tokens))
         return await openai_response(
@@ -145,17 +148,6 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
-
-
-def chat_tokens(service: EngineService, messages: list[dict[str, str]]) -> list[int]:
-    """Raises ValueError if the model has no chat template or its template refuses the messages."""
-    tokenizer = service.info.tokenizer
-    if tokenizer.chat_template is None:
-        raise ValueError("this model has no chat template: use /v1/completions")
-    try:
-        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-    except Exception as error:  # templates raise jinja errors of many types
-        raise ValueError(f"messages do not fit the model's chat template: {error}") from None
 
 
 def encode_prompts(service: EngineService, prompt: str | list[int] | list[str] | list[list[int]]) -> list[list[int]]:

@@ -7,7 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from eagle_rt.server.service import EngineDied
+from eagle_rt.server.service import EngineDiedError
 
 
 class ApiError(Exception):
@@ -57,8 +57,8 @@ def add_error_handlers(app: FastAPI) -> None:
         code = "context_length_exceeded" if "context length" in str(error) else None
         return error_response(400, str(error), parameter_in(str(error)), code)
 
-    @app.exception_handler(EngineDied)
-    async def engine_died(_: Request, error: EngineDied) -> JSONResponse:
+    @app.exception_handler(EngineDiedError)
+    async def engine_died(_: Request, error: EngineDiedError) -> JSONResponse:
         return error_response(503, "the engine has died and the server is about to exit; its log says why", code="engine_dead")
 
     @app.exception_handler(HTTPException)

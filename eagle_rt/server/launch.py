@@ -11,7 +11,7 @@ import uvicorn
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.build import model_info
 from eagle_rt.server.app import create_app
-from eagle_rt.server.service import EngineDied, EngineService
+from eagle_rt.server.service import EngineDiedError, EngineService
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def serve(config: EngineConfig, options: argparse.Namespace) -> int:
         return fail(f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another --port")
     try:
         return asyncio.run(run_server(config, options, listener))
-    except (ValueError, FileNotFoundError, EngineDied) as error:
+    except (ValueError, FileNotFoundError, EngineDiedError) as error:
         return fail(str(error))
     finally:
         listener.close()
@@ -74,7 +74,9 @@ async def stop_when_dead(service: EngineService, server: uvicorn.Server) -> None
 
 def how_to_talk(host: str, port: int, model_name: str) -> str:
     place = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    body = f'{{"model": "{model_name}", "messages": [{{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}}]}}'
+    body = (
+        f'{{"model": "{model_name}", "messages": [{{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}}]}}'
+    )
     return (
         f"serving {model_name} at http://{place}:{port} (Ctrl-C stops it). Talk to it with any OpenAI client "
         f"(base_url http://{place}:{port}/v1), or:\n"

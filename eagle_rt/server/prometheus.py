@@ -22,7 +22,10 @@ class EngineCollector(Collector):
             "spec_decode_num_drafts": ("Trees verified, one per request and decode step.", metrics.num_drafts),
             "spec_decode_num_draft_tokens": ("Tokens drafted and verified.", metrics.num_draft_tokens),
             "spec_decode_num_accepted_tokens": ("Drafted tokens that the target confirmed.", metrics.num_accepted_tokens),
-            "spec_decode_num_broken_drafts": ("Steps without a draft, because the head gave no numbers.", metrics.num_broken_drafts),
+            "spec_decode_num_broken_drafts": (
+                "Steps without a draft, because the head gave no numbers.",
+                metrics.num_broken_drafts,
+            ),
             "steps": ("Engine steps.", metrics.num_steps),
             "prompt_tokens": ("Prompt tokens processed.", metrics.num_prompt_tokens),
             "cached_prompt_tokens": ("Prompt tokens found in the prefix cache.", metrics.num_cached_prompt_tokens),

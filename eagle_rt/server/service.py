@@ -24,7 +24,7 @@ from eagle_rt.server.worker import run_worker
 logger = logging.getLogger(__name__)
 
 
-class EngineDied(Exception):
+class EngineDiedError(Exception):
     """The engine process is gone; the message is what it said last."""
 
 
@@ -56,7 +56,7 @@ class EngineService:
         """Wait until the engine can serve.
 
         Raises:
-            EngineDied: it cannot, with the reason.
+            EngineDiedError: it cannot, with the reason.
         """
         while True:
             report = await self._next_report()
@@ -65,7 +65,7 @@ class EngineService:
                 self._pump_task = asyncio.create_task(self._pump())
                 return
             if isinstance(report, Failed):
-                raise EngineDied(report.reason)
+                raise EngineDiedError(report.reason)
 
     async def stop(self) -> None:
         """Let the engine process end, and wait for it."""
@@ -82,7 +82,7 @@ class EngineService:
 
     async def submit(self, tokens: list[int], params: SamplingParams, events: "asyncio.Queue[Any]") -> str:
         if self.death is not None:
-            raise EngineDied(self.death)
+            raise EngineDiedError(self.death)
         request_id = f"request-{next(self._ids)}"
         self._listeners[request_id] = events
         await self._send(Submit(request_id, tokens, params))
@@ -117,7 +117,7 @@ class EngineService:
                 self.death = report.reason
                 logger.error("the engine has died: %s", report.reason)
                 for request_id in list(self._listeners):
-                    self._tell(request_id, EngineDied(report.reason))
+                    self._tell(request_id, EngineDiedError(report.reason))
                 self.has_died.set()
                 return
 
@@ -141,7 +141,7 @@ class Generation:
         """(number of the reply, its new text), until all have ended.
 
         Raises:
-            ValueError: the engine cannot serve a prompt. EngineDied: there is no engine any more.
+            ValueError: the engine cannot serve a prompt. EngineDiedError: there is no engine any more.
         """
         events: asyncio.Queue[tuple[str, TokenEvent | Exception]] = asyncio.Queue()
         try:

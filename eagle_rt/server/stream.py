@@ -7,7 +7,7 @@ import orjson
 
 from eagle_rt.engine.engine import reply_dict
 from eagle_rt.server.errors import error_body
-from eagle_rt.server.service import EngineDied, Generation
+from eagle_rt.server.service import EngineDiedError, Generation
 
 DONE = b"data: [DONE]\n\n"
 
@@ -35,8 +35,8 @@ async def openai_events(
                 yield event(envelope([{**choice(index, delta.text), "finish_reason": finish_name(delta.finish_reason)}]))
         if include_usage:
             yield event({**envelope([]), "usage": generation.usage()})
-    except (ValueError, EngineDied) as error:
-        yield event(error_body(str(error), "server_error" if isinstance(error, EngineDied) else "invalid_request_error"))
+    except (ValueError, EngineDiedError) as error:
+        yield event(error_body(str(error), "server_error" if isinstance(error, EngineDiedError) else "invalid_request_error"))
     yield DONE
 
 
@@ -46,8 +46,8 @@ async def native_events(generation: Generation) -> AsyncIterator[bytes]:
         async for index, _ in generation.deltas():
             body = reply_dict(generation.replies[index])
             yield event({**body, "index": index} if len(generation.replies) > 1 else body)
-    except (ValueError, EngineDied) as error:
-        yield event(error_body(str(error), "server_error" if isinstance(error, EngineDied) else "invalid_request_error"))
+    except (ValueError, EngineDiedError) as error:
+        yield event(error_body(str(error), "server_error" if isinstance(error, EngineDiedError) else "invalid_request_error"))
     yield DONE
 
 

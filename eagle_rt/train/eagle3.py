@@ -89,6 +89,8 @@ class Eagle3Trainee(nn.Module):
     config: the head's config.json. draft_tokens: [W] int64, ascending target ids of the draft vocabulary.
     """
 
+    draft_tokens: Tensor
+
     def __init__(self, config: dict[str, Any], draft_tokens: Tensor) -> None:
         super().__init__()
         size = config["hidden_size"]
@@ -137,7 +139,6 @@ def most_frequent_tokens(tokens: Tensor, counts: Tensor, vocab_size: int, draft_
 def export_head(trainee: Eagle3Trainee, output_dir: Path, dtype: torch.dtype) -> None:
     """Write config.json and model.safetensors as SpecForge and the reference implementation name things."""
     draft_tokens = trainee.draft_tokens
-    assert isinstance(draft_tokens, Tensor)
     is_used = torch.zeros(trainee.config["vocab_size"], dtype=torch.bool)
     is_used[draft_tokens] = True
     tensors = {name: parameter.detach().to(dtype).contiguous() for name, parameter in trainee.state_dict().items()}

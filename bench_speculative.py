@@ -1,0 +1,108 @@
+"""Sweep draft trees: `python bench_speculative.py --steps 3 5 --topk 1 4 --num-draft-tokens 4 16`. The last line is JSON."""
+
+import argparse
+import json
+import platform
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from eagle_rt.bench.remote import measure_server
+from eagle_rt.bench.report import best_per_batch_size, flags, plot, print_table
+from eagle_rt.bench.sweep import grid, rows, run_sweep
+from eagle_rt.bench.workload import load_workload
+from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
+from eagle_rt.engine.build import load_models, model_info
+from eagle_rt.engine.request import SamplingParams
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    sweep = parser.add_argument_group("sweep")
+    sweep.add_argument("--batch-size", type=int, nargs="+", default=[1], help="requests decoded together")
+    sweep.add_argument("--steps", type=int, nargs="+", default=[1, 3, 5], help="depths of the tree")
+    sweep.add_argument("--topk", type=int, nargs="+", default=[1, 4], help="children per node")
+    sweep.add_argument("--num-draft-tokens", type=int, nargs="+", default=[4, 8, 16], help="nodes verified, with the root")
+    sweep.add_argument("--dataset", default="builtin", help="builtin, a .jsonl file, or a name in --dataset-dir such as mt_bench")
+    sweep.add_argument("--dataset-dir", type=Path, help="folder with mt_bench.jsonl, gsm8k.jsonl, humaneval.jsonl")
+    sweep.add_argument("--num-prompts", type=int, help="use only the first ones")
+    sweep.add_argument("--max-new-tokens", type=int, default=128)
+    sweep.add_argument("--temperature", type=float, default=0.0)
+    sweep.add_argument("--seed", type=int, default=0)
+    sweep.add_argument("--repeats", type=int, default=3, help="medians over so many interleaved runs")
+    sweep.add_argument("--base-url", help="measure a running server instead, as it is")
+    sweep.add_argument("--api-key", help="of that server")
+    sweep.add_argument("--output", type=Path, help="append the rows as JSON lines")
+    sweep.add_argument("--plot", type=Path, metavar="DIR", help="write a heat-map and a Pareto plot")
+    add_flags(parser)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = parser().parse_args(arguments)
+    try:
+        if not args.speculative_algorithm:
+            args.speculative_algorithm = "EAGLE3"
+        config = resolve_device(config_from_args(args))
+        table = measure_remote(args, config) if args.base_url else measure_here(args, config)
+    except (ValueError, FileNotFoundError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print_table(table)
+    if args.output:
+        with args.output.open("a") as stream:
+            stream.writelines(json.dumps({**environment(config), **row}) + "\n" for row in table)
+    if args.plot and not args.base_url:
+        for file in plot(table, args.plot):
+            print(f"wrote {file}")
+    document: dict[str, Any] = {"environment": environment(config), "rows": table}
+    if not args.base_url:
+        best = best_per_batch_size(table)
+        for row in best:
+            print(f"recommended at batch {row['batch_size']}: {flags(row)}")
+        document["recommended"] = [{"batch_size": row["batch_size"], "flags": flags(row)} for row in best]
+    print(json.dumps(document))
+    return 0
+
+
+def measure_here(args: argparse.Namespace, config: EngineConfig) -> list[dict[str, Any]]:
+    info = model_info(config)
+    workload = load_workload(args.dataset, args.dataset_dir, info.tokenizer, args.num_prompts)
+    sampling = SamplingParams(temperature=args.temperature, seed=args.seed, max_new_tokens=args.max_new_tokens)
+    settings = grid(args.batch_size, args.steps, args.topk, args.num_draft_tokens)
+    with tqdm(total=len(settings) * args.repeats, unit="run") as progress:
+
+        def on_progress(setting: Any) -> None:
+            progress.set_description(f"batch {setting.batch_size}, tree {setting.tree}")
+            progress.update()
+
+        return rows(run_sweep(load_models(config, info), config, settings, workload, sampling, args.repeats, on_progress))
+
+
+def measure_remote(args: argparse.Namespace, config: EngineConfig) -> list[dict[str, Any]]:
+    workload = load_workload(args.dataset, args.dataset_dir, model_info(config).tokenizer, args.num_prompts)
+    params = {"temperature": args.temperature, "seed": args.seed, "max_new_tokens": args.max_new_tokens}
+    base_url = args.base_url.rstrip("/")
+    return [
+        measure_server(base_url, workload, batch_size, params, args.api_key) for batch_size in tqdm(args.batch_size, unit="run")
+    ]
+
+
+def environment(config: EngineConfig) -> dict[str, Any]:
+    """What a number means nothing without."""
+    return {
+        "date": date.today().isoformat(),
+        "machine": platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "model": config.model_path or "built-in",
+        "dtype": config.dtype,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
