@@ -1,0 +1,29 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eagle_rt.cache.pool import KVPool
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=10, unique_by=lambda move: move[1]))
+def test_moves_that_overlap_read_before_they_write(moves: list[tuple[int, int]]) -> None:
+    pool = KVPool(2, 10, 1, 2, torch.float32, "cpu")
+    pool.storage.copy_(torch.randn(pool.storage.shape))
+    before = pool.storage.clone()
+    sources, destinations = (torch.tensor(column) for column in zip(*moves, strict=True))
+    pool.move(sources, destinations)
+    expected = before.clone()
+    for source, destination in moves:
+        expected[:, destination] = before[:, source]
+    assert torch.equal(pool.storage, expected)
+
+
+def test_what_is_written_is_read_by_slice_and_by_index() -> None:
+    pool = KVPool(2, 8, 3, 4, torch.float32, "cpu")
+    rows = torch.randn(3, 2, 3, 4)
+    pool.write(1, torch.tensor([2, 3, 4]), rows)
+    for slots in (slice(2, 5), torch.tensor([2, 3, 4])):
+        keys, values = pool.read(1, slots)
+        assert torch.equal(keys, rows[:, 0])
+        assert torch.equal(values, rows[:, 1])
+    assert not pool.storage[0].any()

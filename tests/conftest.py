@@ -1,0 +1,24 @@
+from pathlib import Path
+
+import checkpoints
+import pytest
+
+from eagle_rt.engine.build import BUILT_IN
+
+
+@pytest.fixture(scope="session")
+def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama with a byte tokenizer."""
+    return checkpoints.write_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="session")
+def head_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random EAGLE-3 head for it."""
+    return checkpoints.write_eagle3_head(tmp_path_factory.mktemp("head"))
+
+
+@pytest.fixture(scope="session")
+def built_in() -> Path:
+    """The trained pair that ships with the package."""
+    return BUILT_IN

@@ -1,0 +1,85 @@
+"""Running engines and their parts in tests."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.batch import Batch
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.config import EngineConfig
+from eagle_rt.engine.build import build_core, model_info
+from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.request import SamplingParams, TokenEvent
+from eagle_rt.models.decoder import Decoder, load_decoder
+from eagle_rt.models.spec import model_spec, read_config
+
+Tree = tuple[int, int, int]
+
+
+def make_core(target_dir: Path, head_dir: Path | None = None, tree: Tree | None = None, **options: Any) -> EngineCore:
+    """An engine core; with a tree (steps, top-k, tokens) it drafts."""
+    if tree:
+        options |= {
+            "speculative_algorithm": "EAGLE3",
+            "speculative_draft_model_path": str(head_dir),
+            "speculative_num_steps": tree[0],
+            "speculative_eagle_topk": tree[1],
+            "speculative_num_draft_tokens": tree[2],
+        }
+    config = EngineConfig(model_path=str(target_dir), **{"max_total_tokens": 4096, "device": "cpu", **options})
+    return build_core(config, model_info(config))[0]
+
+
+def run(core: EngineCore, prompts: list[list[int]], sampling: SamplingParams | list[SamplingParams]) -> list[list[int]]:
+    """Submit all prompts at once and run them to their ends, checking the cache's books at every step."""
+    settings = sampling if isinstance(sampling, list) else [sampling] * len(prompts)
+    outputs: dict[str, list[int]] = {}
+    for index, (prompt, setting) in enumerate(zip(prompts, settings, strict=True)):
+        outputs[f"r{index}"] = []
+        core.submit(f"r{index}", prompt, setting)
+    while core.has_work:
+        collect(core.step(), outputs)
+        core.scheduler.check_integrity()
+    return list(outputs.values())
+
+
+def collect(events: list[TokenEvent], outputs: dict[str, list[int]]) -> None:
+    for event in events:
+        outputs[event.request_id] += event.tokens
+
+
+def random_prompts(count: int, seed: int = 0, longest: int = 60, vocab_size: int = 262) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, longest, (count,), generator=generator).tolist()
+    return [torch.randint(6, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+def load_target(directory: Path, context_length: int = 512, dtype: torch.dtype = torch.float32) -> Decoder:
+    spec = model_spec(read_config(directory))
+    return load_decoder(directory, spec, context_length=context_length, dtype=dtype, device="cpu")
+
+
+def causal_batch(tokens: list[int]) -> Batch:
+    """A whole text in one pass, cached from slot 0 on."""
+    length = len(tokens)
+    return Batch(
+        tokens=torch.tensor(tokens),
+        positions=torch.arange(length),
+        slots=torch.arange(length),
+        query_starts=(0, length),
+        kv_lens=(length,),
+        kv_slots=(slice(0, length),),
+        tree_mask=None,
+    )
+
+
+@torch.inference_mode()
+def text_logits(decoder: Decoder, tokens: list[int]) -> Tensor:
+    """[T, V] logits after every token of a text."""
+    shape = decoder.spec.shape
+    dtype = decoder.embedding.dtype
+    pool = KVPool(decoder.spec.num_layers, len(tokens), shape.num_kv_heads, shape.head_dim, dtype, "cpu")
+    return decoder.logits(decoder.forward(causal_batch(tokens), pool, ReferenceAttention()).hidden)

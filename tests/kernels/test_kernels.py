@@ -1,0 +1,63 @@
+import torch
+from scipy import stats
+
+from eagle_rt.kernels.noise import gumbel_noise
+from eagle_rt.kernels.rms_norm import rms_norm
+from eagle_rt.kernels.rotary import rotate
+from eagle_rt.kernels.silu_and_mul import silu_and_mul
+
+
+def test_rms_norm_equals_torch() -> None:
+    x, weight = torch.randn(5, 32), torch.rand(32)
+    expected = torch.nn.functional.rms_norm(x, (32,), weight, 1e-5)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), expected)
+
+
+def test_rotate_turns_complex_pairs() -> None:
+    x, angles = torch.randn(6, 3, 8), torch.randn(6, 4)
+    cos = angles.cos().repeat(1, 2)[:, None]
+    sin = torch.cat((-angles.sin(), angles.sin()), dim=1)[:, None]
+    turned = torch.complex(x[..., :4], x[..., 4:]) * torch.polar(torch.ones(6, 1, 4), angles[:, None])
+    torch.testing.assert_close(rotate(x, cos, sin), torch.cat((turned.real, turned.imag), dim=-1))
+
+
+def test_silu_and_mul() -> None:
+    x = torch.randn(3, 10)
+    torch.testing.assert_close(silu_and_mul(x), x[:, :5] * torch.sigmoid(x[:, :5]) * x[:, 5:])
+
+
+def test_noise_is_gumbel() -> None:
+    seeds = torch.arange(40) * 7919
+    noise = gumbel_noise(seeds, torch.full((40,), 3), 5000)
+    assert stats.kstest(noise.flatten().numpy(), "gumbel_r").pvalue > 1e-3
+    assert torch.isfinite(noise).all()
+
+
+def test_noise_depends_on_seed_position_and_token_only() -> None:
+    seeds, positions = torch.tensor([1, 1, 2, 2**40 + 1]), torch.tensor([5, 6, 5, 5])
+    noise = gumbel_noise(seeds, positions, 100)
+    assert torch.equal(noise[1:2], gumbel_noise(seeds[1:2], positions[1:2], 100))
+    assert torch.equal(noise[:, :10], gumbel_noise(seeds, positions, 10))
+    for a in range(4):
+        for b in range(a):
+            assert not torch.equal(noise[a], noise[b])
+
+
+def test_noise_is_uncorrelated_across_seeds_positions_and_tokens() -> None:
+    """Neighbouring keys are the ones that are used together."""
+    base = gumbel_noise(torch.arange(200), torch.full((200,), 9), 300)
+    shifted = gumbel_noise(torch.arange(200), torch.full((200,), 10), 300)
+    pairs = [(base, shifted), (base[1:], base[:-1]), (base[:, 1:], base[:, :-1]), (base[1:], shifted[:-1])]
+    for a, b in pairs:
+        correlation = torch.corrcoef(torch.stack((a.flatten(), b.flatten())))[0, 1]
+        assert abs(correlation) < 5 / a.numel() ** 0.5
+
+
+def test_noise_is_pinned() -> None:
+    """Seeded replies must stay the same from version to version."""
+    noise = gumbel_noise(torch.tensor([1234]), torch.tensor([56]), 4)
+    expected = torch.tensor(PINNED)
+    torch.testing.assert_close(noise[0], expected, rtol=1e-5, atol=1e-6)
+
+
+PINNED = [-1.1956871, -0.7144747, -0.3240577, -0.222379]

@@ -1,0 +1,95 @@
+"""Logits against transformers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+import torch
+from engines import load_target, text_logits
+from transformers import AutoModelForCausalLM
+
+TOKENS = torch.randint(6, checkpoints.VOCAB_SIZE, (90,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def assert_equals_transformers(directory: Path, context_length: int = 512) -> None:
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        expected = model(torch.tensor([TOKENS])).logits[0]
+    assert expected.std() > 0.1, "a model whose logits hardly differ would prove nothing"
+    torch.testing.assert_close(text_logits(load_target(directory, context_length), TOKENS), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("max_shard_size", ["5GB", "100KB"])
+@pytest.mark.parametrize("name", checkpoints.FAMILIES)
+def test_every_family(tmp_path: Path, name: str, max_shard_size: str) -> None:
+    checkpoints.write_target(tmp_path, name, max_shard_size)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (max_shard_size == "100KB")
+    assert_equals_transformers(tmp_path)
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "theta": {"rope_type": "default", "rope_theta": 500000.0},
+    "linear": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "rope_theta": 10000.0,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0},
+    "yarn-mscale": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "rope_theta": 10000.0,
+        "mscale": 0.7,
+        "mscale_all_dim": 0.4,
+        "beta_fast": 16,
+        "beta_slow": 2,
+    },
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0},
+}
+
+
+@pytest.mark.parametrize("style", ["transformers 5", "transformers 4"])
+@pytest.mark.parametrize("name", ROPES)
+def test_every_rope_in_both_spellings(tmp_path: Path, name: str, style: str) -> None:
+    checkpoints.write_target(tmp_path, "llama", rope_parameters=ROPES[name])
+    if style == "transformers 4":
+        config_file = tmp_path / "config.json"
+        config = json.loads(config_file.read_text())
+        scaling = config.pop("rope_parameters")
+        config["rope_theta"] = scaling.pop("rope_theta")
+        config["rope_scaling"] = None if name == "theta" else scaling
+        config["torch_dtype"] = config.pop("dtype")
+        config_file.write_text(json.dumps(config))
+    assert_equals_transformers(tmp_path)
+
+
+def test_dynamic_rope_stretches_to_the_served_context(tmp_path: Path) -> None:
+    """Transformers stretches to the text's length: both agree where the served context is exactly that."""
+    checkpoints.write_target(tmp_path, "llama", rope_parameters=ROPES["dynamic"], max_position_embeddings=40)
+    assert_equals_transformers(tmp_path, context_length=len(TOKENS))
+    with pytest.raises(AssertionError, match="not close"):
+        assert_equals_transformers(tmp_path, context_length=40)
+
+
+def test_a_pickle_of_weights(tmp_path: Path) -> None:
+    checkpoints.write_target(tmp_path)
+    expected = text_logits(load_target(tmp_path), TOKENS)
+    tensors = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    assert torch.equal(text_logits(load_target(tmp_path), TOKENS), expected)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.35), (torch.float16, 0.05)])
+def test_half_precision_stays_near(target_dir: Path, dtype: torch.dtype, tolerance: float) -> None:
+    exact = text_logits(load_target(target_dir), TOKENS)
+    rounded = text_logits(load_target(target_dir, dtype=dtype), TOKENS)
+    assert rounded.dtype == torch.float32
+    assert (rounded - exact).abs().max() < tolerance * exact.std()

@@ -1,0 +1,84 @@
+"""Checkpoints that are not what they should be."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import checkpoints
+import pytest
+from engines import load_target
+from safetensors.torch import load_file, save_file
+
+from eagle_rt.models.weights import checkpoint_dir
+
+
+@pytest.fixture
+def copy(target_dir: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(target_dir, tmp_path / "copy"))
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    checkpoints.write_target(tmp_path, max_shard_size="100KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(FileNotFoundError, match=shard.name):
+        load_target(tmp_path)
+
+
+def test_a_truncated_file_is_named(copy: Path) -> None:
+    file = copy / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        load_target(copy)
+
+
+def test_a_folder_without_weights(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="holds neither"):
+        load_target(copy)
+
+
+def test_a_missing_and_a_misshapen_tensor_are_named(copy: Path) -> None:
+    file = copy / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.3.mlp.down_proj.weight"
+    save_file({**tensors, name: tensors[name][:, :-1].contiguous()}, file)
+    with pytest.raises(ValueError, match=r"model\.layers\.3\.mlp\.down_proj\.weight .* has shape \[64, 95\]"):
+        load_target(copy)
+    del tensors[name]
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=r"model\.layers\.3\.mlp\.down_proj\.weight is missing"):
+        load_target(copy)
+
+
+class Trap:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("raise SystemExit('the pickle ran')",)
+
+
+def test_a_pickle_that_wants_to_run_code_does_not_run(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    (copy / "pytorch_model.bin").write_bytes(pickle.dumps({"model.norm.weight": Trap()}))
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin"):
+        load_target(copy)
+
+
+def test_unsupported_models_are_named(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    for change, message in (
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported; supported are LlamaForCausalLM"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantized"),
+    ):
+        (copy / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(ValueError, match=message):
+            load_target(copy)
+
+
+def test_paths_that_lead_nowhere() -> None:
+    with pytest.raises(FileNotFoundError, match="/no/such/folder does not exist"):
+        checkpoint_dir("/no/such/folder")
+    with pytest.raises(FileNotFoundError, match="gpt17"):
+        checkpoint_dir("gpt17")
