@@ -11,10 +11,10 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
-    server.add_argument("--port", type=int, default=30000)
+    server.add_argument("--port", type=int, default=30000, help="0 takes any free one")
     server.add_argument("--api-key", help="ask clients for this key")
     server.add_argument("--served-model-name", help="name of the model in the API; default: the model path")
-    server.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    server.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="how much to say")
     add_flags(parser)
     return parser
 

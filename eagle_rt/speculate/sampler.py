@@ -55,11 +55,11 @@ def filter_tokens(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -
     ordered = logits.sort(dim=-1, descending=True).values
     vocab_size = logits.shape[-1]
     last_kept = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size) - 1
-    top_k_threshold = ordered.gather(1, last_kept[:, None])
-    ordered = ordered.masked_fill(ordered < top_k_threshold, -torch.inf)
-    probabilities = ordered.softmax(dim=-1)
+    in_top_k = ordered >= ordered.gather(1, last_kept[:, None])
+    probabilities = ordered.masked_fill(~in_top_k, -torch.inf).softmax(dim=-1)
     mass_above = probabilities.cumsum(dim=-1) - probabilities
-    is_kept = (mass_above < top_p[:, None]) & (ordered >= ordered[:, :1] + min_p.log()[:, None])
-    is_kept[:, 0] = True
-    threshold = ordered.masked_fill(~is_kept, torch.inf).amin(dim=-1, keepdim=True)
+    # Rounding may bring the mass above the last tokens to 1, which must not rule them out where top-p is off.
+    in_top_p = (mass_above < top_p[:, None]) | (top_p[:, None] >= 1)
+    in_min_p = ordered >= ordered[:, :1] + min_p.log()[:, None]
+    threshold = ordered.masked_fill(~(in_top_k & in_top_p & in_min_p), torch.inf).amin(dim=-1, keepdim=True)
     return logits.masked_fill(logits < threshold, -torch.inf)

@@ -1,0 +1,201 @@
+"""Proof that speculation changes nothing: `python -m eagle_rt.bench.lossless --model-path M --speculative-draft-model-path H`.
+
+Greedy text is compared with transformers' `generate`, and seeded text with our own decoding without speculation, token for token,
+for many trees, batch sizes and cache settings. Where two texts part, the two best tokens at that place are compared: within
+`NEAR_TIE` of each other the difference is rounding and is listed; otherwise it is a failure.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from eagle_rt.bench.workload import load_workload
+from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
+from eagle_rt.engine.build import LoadedModels, load_models, make_core, model_info
+from eagle_rt.engine.request import SamplingParams
+from eagle_rt.kernels.noise import gumbel_noise
+from eagle_rt.speculate.sampler import filter_tokens
+
+NEAR_TIE = 1e-4
+TREES = [None, (1, 1, 2), (3, 1, 4), (5, 4, 16), (5, 8, 32), (8, 10, 60)]
+FILTERS: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.05}]
+
+Text = list[int]
+Tree = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of running the engine; tree None is no speculation."""
+
+    tree: Tree | None
+    batch_size: int
+    prefix_cache: bool
+    chunk_size: int
+
+    def __str__(self) -> str:
+        cache = "on" if self.prefix_cache else "off"
+        return f"tree {self.tree}, batch {self.batch_size}, prefix cache {cache}, prompts in chunks of {self.chunk_size}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where a text first leaves its reference, and how far apart the two best tokens are there."""
+
+    variant: Variant
+    prompt: int
+    position: int
+    gap: float
+
+    @property
+    def is_rounding(self) -> bool:
+        return self.gap <= NEAR_TIE
+
+
+def variants(trees: list[Tree | None]) -> list[Variant]:
+    """Every tree alone and in a batch, with the prefix cache on and off, and with prompts in small chunks."""
+    settings = [(1, False, 512), (16, True, 512), (16, False, 16)]
+    return [Variant(tree, *setting) for tree in trees for setting in settings]
+
+
+def generate(
+    models: LoadedModels, config: EngineConfig, variant: Variant, prompts: list[Text], params: list[SamplingParams]
+) -> list[Text]:
+    """The replies of an engine that runs as `variant` says."""
+    tree = variant.tree
+    speculation: dict[str, Any] = {"speculative_algorithm": None}
+    if tree:
+        speculation = {
+            "speculative_algorithm": config.speculative_algorithm,
+            "speculative_num_steps": tree[0],
+            "speculative_eagle_topk": tree[1],
+            "speculative_num_draft_tokens": tree[2],
+        }
+    settings = {"disable_radix_cache": not variant.prefix_cache, "chunked_prefill_size": variant.chunk_size}
+    core, _ = make_core(models, replace(config, max_running_requests=variant.batch_size, **settings, **speculation))
+    texts: dict[str, Text] = {}
+    for index, (prompt, setting) in enumerate(zip(prompts, params, strict=True)):
+        texts[str(index)] = []
+        core.submit(str(index), prompt, setting)
+    while core.has_work:
+        for event in core.step():
+            texts[event.request_id] += event.tokens
+    core.scheduler.check_integrity()
+    return list(texts.values())
+
+
+@torch.inference_mode()
+def transformers_greedy(
+    model: PreTrainedModel, prompts: list[Text], max_new_tokens: int, eos_token_ids: frozenset[int]
+) -> list[Text]:
+    """What transformers writes, one prompt at a time."""
+    eos = sorted(eos_token_ids)
+    texts = []
+    for prompt in tqdm(prompts, desc="transformers", unit="prompt", leave=False):
+        tokens: Any = model.generate(  # pyright: ignore[reportCallIssue]
+            torch.tensor([prompt]), max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=eos, pad_token_id=eos[0]
+        )
+        texts.append(tokens[0, len(prompt) :].tolist())
+    return texts
+
+
+@torch.inference_mode()
+def gap_at(model: PreTrainedModel, prompt: Text, reference: Text, position: int, params: SamplingParams) -> float:
+    """How far apart the two best tokens are after reference[:position], by transformers' own logits."""
+    text = prompt + reference[:position]
+    logits: Tensor = model(torch.tensor([text])).logits[0, -1:].float()
+    if params.temperature > 0:
+        scaled = filter_tokens(
+            logits / params.temperature,
+            torch.tensor([max(params.top_k, 0)]),
+            torch.tensor([params.top_p]),
+            torch.tensor([params.min_p]),
+        )
+        assert params.seed is not None
+        logits = scaled + gumbel_noise(torch.tensor([params.seed]), torch.tensor([len(text) - 1]), logits.shape[1])
+    best = logits[0].topk(2).values
+    return float(best[0] - best[1])
+
+
+def differences(
+    model: PreTrainedModel,
+    variant: Variant,
+    prompts: list[Text],
+    params: list[SamplingParams],
+    references: list[Text],
+    texts: list[Text],
+) -> Iterator[Difference]:
+    for index, (reference, text) in enumerate(zip(references, texts, strict=True)):
+        if text != reference:
+            pairs = enumerate(zip(reference, text, strict=False))
+            position = next((place for place, (a, b) in pairs if a != b), min(len(reference), len(text)))
+            yield Difference(variant, index, position, gap_at(model, prompts[index], reference, position, params[index]))
+
+
+def check(
+    models: LoadedModels, config: EngineConfig, model_dir: Path, prompts: list[Text], max_new_tokens: int, trees: list[Tree | None]
+) -> tuple[int, list[Difference]]:
+    """(texts compared, where they part): greedy against transformers, then seeded against no speculation."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=models.dtype).eval()
+    num_compared, found = 0, []
+
+    greedy = [SamplingParams(temperature=0, max_new_tokens=max_new_tokens)] * len(prompts)
+    references = transformers_greedy(model, prompts, max_new_tokens, models.eos_token_ids)
+    for variant in tqdm(variants(trees), desc="greedy", unit="variant"):
+        texts = generate(models, config, variant, prompts, greedy)
+        found += differences(model, variant, prompts, greedy, references, texts)
+        num_compared += len(texts)
+
+    for temperature in (0.6, 1.0):
+        for filters in FILTERS:
+            params = [
+                SamplingParams(temperature=temperature, seed=1000 + index, max_new_tokens=max_new_tokens, **filters)
+                for index in range(len(prompts))
+            ]
+            plain = Variant(None, 16, True, 512)
+            references = generate(models, config, plain, prompts, params)
+            for tree in tqdm([tree for tree in trees if tree], desc=f"temperature {temperature}, {filters}", unit="tree"):
+                variant = replace(plain, tree=tree)
+                texts = generate(models, config, variant, prompts, params)
+                found += differences(model, variant, prompts, params, references, texts)
+                num_compared += len(texts)
+    return num_compared, found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="builtin", help="builtin, a .jsonl file, or a name in --dataset-dir")
+    parser.add_argument("--dataset-dir", type=Path, help="folder with prompt files")
+    parser.add_argument("--num-prompts", type=int, default=40, help="at most")
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="per prompt")
+    add_flags(parser)
+    args = parser.parse_args(arguments)
+    args.speculative_algorithm = args.speculative_algorithm or "EAGLE3"
+    try:
+        config = resolve_device(config_from_args(args))
+        info = model_info(config)
+        workload = load_workload(args.dataset, args.dataset_dir, info.tokenizer, args.num_prompts)
+        models = load_models(config, info)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    trees: list[Tree | None] = list(TREES)
+    num_compared, found = check(models, config, info.directory, workload.prompts, args.max_new_tokens, trees)
+    for difference in found:
+        kind = "rounding" if difference.is_rounding else "DIFFERENCE"
+        print(f"{kind}: {difference.variant}, prompt {difference.prompt}, token {difference.position}, gap {difference.gap:.2e}")
+    num_failures = sum(not difference.is_rounding for difference in found)
+    print(f"{num_compared} texts compared, {len(found) - num_failures} part at near-ties, {num_failures} differ")
+    return 1 if num_failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+import json
+from pathlib import Path
+
+import pytest
+
+import bench_speculative
+from eagle_rt.bench.report import best_per_batch_size, flags
+from eagle_rt.bench.sweep import Setting, grid
+from eagle_rt.config import NO_SPECULATION, TreeShape
+
+
+def test_the_grid_skips_what_cannot_be_drafted() -> None:
+    settings = grid([1, 4], [1, 3], [1, 2], [4, 8])
+    trees = [setting.tree for setting in settings if setting.batch_size == 4]
+    assert trees == [NO_SPECULATION, TreeShape(1, 1, 2), TreeShape(3, 1, 4), TreeShape(3, 2, 4), TreeShape(3, 2, 8)]
+    assert settings[0] == Setting(1, NO_SPECULATION)
+
+
+def test_a_small_sweep(target_dir: Path, head_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = bench_speculative.main(
+        f"--model-path {target_dir} --speculative-draft-model-path {head_dir} --device cpu --steps 1 3 --topk 1 2 "
+        f"--num-draft-tokens 4 --batch-size 1 2 --num-prompts 3 --max-new-tokens 6 --repeats 2 --max-total-tokens 2048 "
+        f"--output {tmp_path / 'rows.jsonl'} --plot {tmp_path / 'plots'}".split()
+    )
+    assert status == 0
+    lines = capsys.readouterr().out.strip().splitlines()
+    document = json.loads(lines[-1])
+    rows = document["rows"]
+    assert len(rows) == 2 * 4
+    for row in rows:
+        assert row["tokens_per_second"] > 0
+        assert row["num_tokens"] <= 3 * 6
+        assert row["repeats"] == 2
+        assert row["step_ms"] == pytest.approx(row["draft_ms"] + row["verify_ms"] + row["other_ms"], abs=0.01)
+        if row["steps"] == 0:
+            assert (row["speedup"], row["mean_accepted_tokens"], row["acceptance_by_depth"]) == (1.0, 1.0, [])
+    assert [entry["batch_size"] for entry in document["recommended"]] == [1, 2]
+    assert "recommended at batch 2" in lines[-2]
+    written = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["tokens_per_second"] for row in written] == [row["tokens_per_second"] for row in rows]
+    assert len(list((tmp_path / "plots").glob("*.png"))) == 4
+
+
+def test_recommended_flags_are_those_of_the_fastest() -> None:
+    rows = [
+        {"batch_size": 1, "steps": 0, "topk": 0, "num_draft_tokens": 1, "tokens_per_second": 50.0},
+        {"batch_size": 1, "steps": 3, "topk": 2, "num_draft_tokens": 6, "tokens_per_second": 80.0},
+    ]
+    (best,) = best_per_batch_size(rows)
+    assert flags(best).endswith("--speculative-num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 6")
+    assert "no tree was faster" in flags(rows[0])
+
+
+def test_unknown_prompts_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench_speculative.main(["--dataset", "nothing"]) == 1
+    assert "no prompts found for --dataset nothing" in capsys.readouterr().err

@@ -1,0 +1,21 @@
+import pytest
+
+from eagle_rt.engine.messages import Abort, Command, Failed, Rejected, Report, Shutdown, Started, Submit, decode, encode
+from eagle_rt.engine.metrics import EngineMetrics
+from eagle_rt.engine.request import RequestStats, SamplingParams, TokenEvent
+
+MESSAGES = [
+    Submit("a", [1, 2], SamplingParams(temperature=0.5, stop=("x",), stop_token_ids=(3,), seed=2**62)),
+    Abort("a"),
+    Shutdown(),
+    Started(["note"], 100),
+    Failed("why", True),
+    Rejected("a", "why"),
+    TokenEvent("a", [1], RequestStats(accepted_histogram=[1, 2]), {"type": "stop", "matched": 3}),
+    EngineMetrics(num_steps=3, seconds={"draft": 0.5}),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_messages_survive_the_wire(message: Command | Report) -> None:
+    assert decode(encode(message)) == message

@@ -1,0 +1,173 @@
+"""The scheduler under random load, with a made-up model in place of the real one."""
+
+import random
+
+import pytest
+
+from eagle_rt.engine.request import Request, SamplingParams
+from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits, StepPlan, StepResult
+
+EOS = 0
+
+
+def limits(**changes: int) -> SchedulerLimits:
+    values = {"page_size": 4, "num_pages": 30, "num_scratch": 6, "max_running": 4, "chunk_size": 16, "context_length": 80}
+    return SchedulerLimits(**{**values, **changes})
+
+
+def next_token(tokens: list[int]) -> int:
+    """What the made-up model says after a text."""
+    return 1 + (sum(tokens) * 31 + len(tokens)) % 97
+
+
+def run_step(plan: StepPlan, rng: random.Random) -> StepResult:
+    """Accept a random number of drafts everywhere; only the tokens depend on the text."""
+    prefilled = [next_token(chunk.request.tokens) for chunk in plan.chunks if chunk.is_last]
+    decoded = []
+    for request in plan.decodes:
+        text = list(request.tokens)
+        for _ in range(rng.randrange(1, 5)):
+            text.append(next_token(text))
+        decoded.append(text[len(request.tokens) :])
+    return StepResult(prefilled, decoded, 3, [False] * len(decoded))
+
+
+def solo(prompt: list[int], sampling: SamplingParams, context_length: int) -> list[int]:
+    text = list(prompt)
+    while True:
+        text.append(next_token(text))
+        num_output = len(text) - len(prompt)
+        if text[-1] in sampling.stop_token_ids or num_output == sampling.max_new_tokens or len(text) == context_length:
+            return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_load_on_a_pool_too_small(seed: int) -> None:
+    rng = random.Random(seed)
+    scheduler = Scheduler(
+        limits(page_size=rng.choice([1, 4]), num_pages=rng.choice([30, 100])), frozenset({EOS}), use_prefix_cache=seed % 3 > 0
+    )
+    if scheduler.limits.page_size * scheduler.limits.num_pages < 90:
+        scheduler = Scheduler(limits(page_size=1, num_pages=100), frozenset({EOS}), use_prefix_cache=True)
+    requests: dict[str, tuple[list[int], SamplingParams]] = {}
+    outputs: dict[str, list[int]] = {}
+    finished: set[str] = set()
+    aborted: set[str] = set()
+    shared_start = [rng.randrange(1, 9) for _ in range(20)]
+    for _ in range(5000):
+        if len(requests) < 60 and rng.random() < 0.5:
+            prompt = shared_start[: rng.randrange(0, 20)] + [rng.randrange(1, 9) for _ in range(rng.randrange(1, 40))]
+            stop = tuple(rng.sample(range(1, 98), rng.choice([0, 0, 2])))
+            sampling = SamplingParams(max_new_tokens=rng.choice([1, 5, 30, None]), stop_token_ids=stop)
+            name = f"r{len(requests)}"
+            requests[name] = (prompt, sampling)
+            outputs[name] = []
+            scheduler.submit(Request(name, prompt, sampling, seed=0))
+        if requests and rng.random() < 0.03:
+            name = rng.choice(list(requests))
+            if scheduler.abort(name):
+                aborted.add(name)
+                assert name not in finished
+        plan = scheduler.plan()
+        scheduler.check_integrity()
+        assert sum(chunk.stop - chunk.start for chunk in plan.chunks) <= scheduler.limits.chunk_size
+        for request in plan.decodes:
+            assert len(request.pages) * scheduler.limits.page_size >= request.num_cached + scheduler.limits.num_scratch
+        for event in scheduler.commit(plan, run_step(plan, rng)):
+            outputs[event.request_id] += event.tokens
+            if event.finish_reason:
+                finished.add(event.request_id)
+        scheduler.check_integrity()
+        if len(requests) == 60 and not scheduler.has_work:
+            break
+    assert finished | aborted == set(requests), "a request starved"
+    for name in finished:
+        assert outputs[name] == solo(*requests[name], scheduler.limits.context_length), name
+    assert scheduler.num_available_pages == scheduler.limits.num_pages
+
+
+def test_first_come_first_served() -> None:
+    scheduler = Scheduler(limits(max_running=1), frozenset(), use_prefix_cache=False)
+    for name in "abc":
+        scheduler.submit(Request(name, [1, 2, 3], SamplingParams(max_new_tokens=2), 0))
+    order = []
+    rng = random.Random(0)
+    while scheduler.has_work:
+        plan = scheduler.plan()
+        order += [event.request_id for event in scheduler.commit(plan, run_step(plan, rng)) if event.finish_reason]
+    assert order == ["a", "b", "c"]
+
+
+def test_the_latest_arrival_gives_way() -> None:
+    scheduler = Scheduler(limits(num_pages=24, page_size=1, context_length=18), frozenset(), use_prefix_cache=False)
+    early = Request("early", [1, 2, 3], SamplingParams(max_new_tokens=None), 0)
+    late = Request("late", [4, 5, 6], SamplingParams(max_new_tokens=None), 0)
+    scheduler.submit(early)
+    scheduler.submit(late)
+    finished = []
+    while scheduler.has_work:
+        plan = scheduler.plan()
+        result = StepResult(
+            [next_token(c.request.tokens) for c in plan.chunks if c.is_last],
+            [[next_token(r.tokens)] for r in plan.decodes],
+            0,
+            [False] * len(plan.decodes),
+        )
+        finished += [event.request_id for event in scheduler.commit(plan, result) if event.finish_reason]
+        scheduler.check_integrity()
+    assert finished == ["early", "late"]
+    assert early.stats.num_preemptions == 0
+    assert late.stats.num_preemptions > 0
+
+
+def test_prompts_are_shared_while_they_run() -> None:
+    scheduler = Scheduler(limits(num_pages=100), frozenset(), use_prefix_cache=True)
+    prompt = list(range(1, 18))
+    scheduler.submit(Request("first", prompt, SamplingParams(), 0))
+    plan = scheduler.plan()
+    scheduler.commit(plan, StepResult([], [], 0, []))
+    plan = scheduler.plan()
+    scheduler.commit(plan, StepResult([5], [], 0, []))
+    second = Request("second", prompt, SamplingParams(), 0)
+    scheduler.submit(second)
+    scheduler.plan()
+    assert second.stats.num_prompt_tokens_cached == 16
+    assert second.pages[:4] == scheduler.running[0].pages[:4]
+
+
+def test_thousands_in_line_cost_little() -> None:
+    """Planning looks at the head of the line only: the number of requests it touches does not grow with the line."""
+    scheduler = Scheduler(limits(), frozenset(), use_prefix_cache=True)
+    touched = 0
+
+    class CountingTokens(list):
+        def __len__(self) -> int:
+            nonlocal touched
+            touched += 1
+            return super().__len__()
+
+    for number in range(5000):
+        request = Request(f"r{number}", [1, 2, 3], SamplingParams(), 0)
+        request.tokens = CountingTokens(request.tokens)
+        scheduler.submit(request)
+    touched = 0
+    scheduler.plan()
+    assert touched < 200
+
+
+@pytest.mark.parametrize(("prompt", "message"), [([], "empty"), ([1] * 80, "80 tokens, but the context length is 80")])
+def test_prompts_that_cannot_be_served(prompt: list[int], message: str) -> None:
+    scheduler = Scheduler(limits(), frozenset(), use_prefix_cache=True)
+    with pytest.raises(ValueError, match=message):
+        scheduler.submit(Request("r", prompt, SamplingParams(), 0))
+
+
+def test_a_stop_token_cuts_inside_an_accepted_run() -> None:
+    scheduler = Scheduler(limits(), frozenset({EOS}), use_prefix_cache=True)
+    request = Request("r", [1, 2, 3], SamplingParams(), 0)
+    scheduler.submit(request)
+    scheduler.commit(scheduler.plan(), StepResult([5], [], 0, []))
+    events = scheduler.commit(scheduler.plan(), StepResult([], [[6, EOS, 7]], 3, [False]))
+    assert events[0].tokens == [6, EOS]
+    assert events[0].finish_reason == {"type": "stop", "matched": EOS}
+    scheduler.check_integrity()

@@ -1,0 +1,298 @@
+"""The whole server, as its users meet it: a process on a port, and the openai client."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+import requests
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 120
+
+
+class Server:
+    def __init__(self, *flags: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process = subprocess.Popen(
+            [sys.executable, "launch_server.py", "--port", str(self.port), *flags],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.output: list[str] = []
+        threading.Thread(target=self._drain, daemon=True).start()
+
+    def _drain(self) -> None:
+        assert self.process.stdout is not None
+        self.output.extend(self.process.stdout)
+
+    def wait_until_up(self) -> "Server":
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, "".join(self.output)
+            try:
+                if requests.get(f"{self.url}/health", timeout=2).status_code == 200:
+                    return self
+            except requests.RequestException:
+                pass
+            time.sleep(0.2)
+        raise AssertionError("the server did not start: " + "".join(self.output))
+
+    def post(self, path: str, body: object, **options: object) -> requests.Response:
+        return requests.post(self.url + path, json=body, timeout=60, **options)
+
+    def metric(self, name: str) -> float:
+        for line in requests.get(f"{self.url}/metrics", timeout=5).text.splitlines():
+            if line.startswith(f"eagle_rt:{name} "):
+                return float(line.split()[1])
+        raise AssertionError(f"no metric {name}")
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(30)
+
+    def text(self) -> str:
+        return "".join(self.output)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def server(target_dir: Path, head_dir: Path) -> Iterator[Server]:
+    tree = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6"]
+    flags = ["--model-path", str(target_dir), "--served-model-name", "tiny", "--max-total-tokens", "4096", "--device", "cpu"]
+    server = Server(*flags, "--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(head_dir), *tree)
+    yield server.wait_until_up()
+    assert server.stop() == 0
+    assert "Traceback" not in server.text()
+
+
+@pytest.fixture
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
+    options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 20, "temperature": 0}
+    whole = client.chat.completions.create(**options)
+    assert whole.usage.completion_tokens == 20
+    assert whole.choices[0].finish_reason == "length"
+    stream = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert stream[-1].usage == whole.usage or stream[-1].usage.completion_tokens == 20
+    assert [chunk.choices[0].finish_reason for chunk in stream if chunk.choices][-1] == "length"
+
+
+def test_completions_of_text_and_tokens(client: openai.OpenAI) -> None:
+    replies = [
+        client.completions.create(model="tiny", prompt=prompt, max_tokens=8, temperature=0).choices[0].text
+        for prompt in ("abc", [ord("a") - 33 + 6, ord("b") - 33 + 6, ord("c") - 33 + 6], ["abc"])
+    ]
+    assert len(set(replies)) == 1
+    two = client.completions.create(model="tiny", prompt=["abc", "xyz"], max_tokens=8, temperature=0)
+    assert [choice.index for choice in two.choices] == [0, 1]
+    assert two.choices[0].text == replies[0]
+
+
+def test_seeds_and_n(client: openai.OpenAI) -> None:
+    options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 12, "temperature": 1.0, "seed": 5}
+    three = client.chat.completions.create(**options, n=3)
+    texts = [choice.message.content for choice in three.choices]
+    assert len(set(texts)) == 3
+    assert client.chat.completions.create(**options).choices[0].message.content == texts[0]
+    assert client.chat.completions.create(**{**options, "seed": 6}).choices[0].message.content == texts[1]
+    streamed = ["", "", ""]
+    for chunk in client.chat.completions.create(**options, n=3, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == texts
+
+
+def test_stop_strings(client: openai.OpenAI) -> None:
+    options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 60, "temperature": 1.0, "seed": 1}
+    whole = client.chat.completions.create(**options).choices[0].message.content
+    stop = whole[5:7]
+    cut = client.chat.completions.create(**options, stop=stop).choices[0]
+    assert cut.message.content == whole[: whole.index(stop)]
+    assert cut.finish_reason == "stop"
+
+
+def test_native_route(server: Server) -> None:
+    params = {"temperature": 0, "max_new_tokens": 10, "ignore_eos": True}
+    reply = server.post("/generate", {"text": "abc", "sampling_params": params}).json()
+    info = reply["meta_info"]
+    assert len(reply["output_ids"]) == info["completion_tokens"] == 10
+    assert sum(info["spec_correct_drafts_histogram"]) == info["spec_verify_ct"]
+    many = server.post("/generate", {"text": ["abc", "x"], "sampling_params": params}).json()
+    assert many[0]["text"] == reply["text"]
+    lines = server.post("/generate", {"text": "abc", "sampling_params": params, "stream": True}).text.split("\n\n")
+    assert lines[-2] == "data: [DONE]"
+    assert json.loads(lines[-3].removeprefix("data: "))["text"] == reply["text"]
+
+
+def test_models_info_and_metrics(server: Server, client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    info = requests.get(f"{server.url}/server_info", timeout=5).json()
+    assert info["config"]["speculative_num_draft_tokens"] == 6
+    assert info["context_length"] == 512
+    client.completions.create(model="tiny", prompt="abc", max_tokens=8)
+    time.sleep(1)
+    assert server.metric("spec_decode_num_drafts_total") > 0
+    assert server.metric("spec_decode_num_draft_tokens_total") == 5 * server.metric("spec_decode_num_drafts_total")
+    assert "spec_decode_num_accepted_tokens_per_pos_total" in requests.get(f"{server.url}/metrics", timeout=5).text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param", "message"),
+    [
+        ("chat/completions", {"messages": []}, 400, "messages", "at least 1 item"),
+        ("chat/completions", {"model": "tiny"}, 400, "messages", "required"),
+        ("chat/completions", {"model": "gpt", "messages": MESSAGES}, 404, "model", "'gpt' is not served here"),
+        ("chat/completions", {"messages": MESSAGES, "temperature": -1}, 400, "temperature", "between 0 and 100"),
+        ("chat/completions", {"messages": MESSAGES, "top_p": 0}, 400, "top_p", "above 0"),
+        ("chat/completions", {"messages": MESSAGES, "n": 0}, 400, "n", "between 1 and 128"),
+        ("chat/completions", {"messages": MESSAGES, "max_tokens": 0}, 400, "max_new_tokens", "at least 1"),
+        ("chat/completions", {"messages": MESSAGES, "bogus": 1}, 400, "bogus", "not a known parameter"),
+        ("chat/completions", {"messages": MESSAGES, "logprobs": True}, 400, "logprobs", "not supported"),
+        ("chat/completions", {"messages": MESSAGES, "frequency_penalty": 1}, 400, "frequency_penalty", "not supported"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * 600}]}, 400, None, "context length is 512"),
+        ("completions", {"prompt": ""}, 400, "prompt", "must not be empty"),
+        ("completions", {"prompt": [1, 9999]}, 400, None, "outside the vocabulary"),
+        ("completions", {"prompt": "a" * 600, "stream": True}, 400, None, "600 tokens, but the context length is 512"),
+    ],
+)
+def test_bad_requests_are_answered_in_openais_format(
+    server: Server, path: str, body: dict, status: int, param: str | None, message: str
+) -> None:
+    response = server.post(f"/v1/{path}", body)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert message in error["message"]
+    assert error["param"] == param
+
+
+def test_malformed_json_and_unknown_paths(server: Server) -> None:
+    response = requests.post(f"{server.url}/v1/completions", data="{oops", headers={"Content-Type": "application/json"}, timeout=5)
+    assert response.status_code == 400
+    assert "not valid JSON" in response.json()["error"]["message"]
+    response = requests.get(f"{server.url}/v1/nothing", timeout=5)
+    assert response.status_code == 404
+    assert response.json()["error"]["message"]
+
+
+def test_native_errors(server: Server) -> None:
+    for body, message in (
+        ({"text": "a", "sampling_params": {"temperatur": 1}}, "temperatur is not a sampling parameter"),
+        ({"text": "a", "sampling_params": {"temperature": "hot"}}, "wrong type"),
+        ({"sampling_params": {}}, "either text or input_ids"),
+    ):
+        response = server.post("/generate", body)
+        assert response.status_code == 400
+        assert message in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_hanging_up_aborts_the_request(server: Server, stream: bool) -> None:
+    finished = server.metric("requests_finished_total")
+    body = {"messages": MESSAGES, "max_tokens": 480, "ignore_eos": True, "stream": stream}
+    session = requests.Session()
+    with pytest.raises(requests.RequestException):
+        response = session.post(f"{server.url}/v1/chat/completions", json=body, stream=True, timeout=(5, 0.3))
+        next(response.iter_content(1))
+        response.close()
+        raise requests.RequestException
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and server.metric("requests_running") + server.metric("requests_waiting") > 0:
+        time.sleep(0.2)
+    assert server.metric("requests_running") == 0
+    assert server.metric("requests_finished_total") <= finished + 1
+
+
+def test_many_at_once(server: Server) -> None:
+    params = {"temperature": 0, "max_new_tokens": 30, "ignore_eos": True}
+    alone = [server.post("/generate", {"text": f"prompt {i}", "sampling_params": params}).json()["text"] for i in range(8)]
+    results: dict[int, str] = {}
+
+    def ask(index: int) -> None:
+        results[index] = server.post("/generate", {"text": f"prompt {index % 8}", "sampling_params": params}).json()["text"]
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {index: alone[index % 8] for index in range(40)}
+
+
+def test_the_death_of_the_engine_is_answered_and_ends_the_server(target_dir: Path) -> None:
+    server = Server("--model-path", str(target_dir), "--max-total-tokens", "4096", "--device", "cpu", "--api-key", "secret")
+    server.wait_until_up()
+    assert server.post("/v1/completions", {"prompt": "a"}).status_code == 401
+    statuses: list[int] = []
+
+    def ask() -> None:
+        body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True}
+        statuses.append(server.post("/v1/completions", body, headers={"Authorization": "Bearer secret"}).status_code)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.5)
+    children = subprocess.run(["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True, check=True).stdout.split()
+    for child in children:
+        command = Path(f"/proc/{child}/cmdline").read_text()
+        if "spawn_main" in command:
+            os.kill(int(child), signal.SIGKILL)
+    asking.join(20)
+    assert statuses == [503]
+    assert server.process.wait(30) == 1
+    time.sleep(0.5)
+    assert "the engine process ended with exit code -9" in server.text()
+
+
+def test_a_port_in_use_is_one_line_and_exit_1(server: Server) -> None:
+    result = subprocess.run(
+        [sys.executable, "launch_server.py", "--port", str(server.port)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 1
+    assert result.stderr.strip().splitlines() == [
+        f"error: cannot listen on 127.0.0.1:{server.port}: Address already in use; choose another --port"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model-path", "/no/such/model"], "/no/such/model does not exist"),
+        (["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "1", "--speculative-eagle-topk", "2",
+          "--speculative-num-draft-tokens", "9"], "ask for at most 3"),
+        (["--speculative-algorithm", "EAGLE"], "EAGLE is not supported yet"),
+        (["--page-size", "0"], "--page-size is 0"),
+    ],
+    ids=["model", "tree", "algorithm", "page"],
+)  # fmt: skip
+def test_what_cannot_start_says_why(flags: list[str], message: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "launch_server.py", "--port", "0", *flags], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,119 @@
+"""The target's choice: filters against transformers, draws against the distribution, with controls that must fail."""
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from eagle_rt.speculate.sampler import SamplingBatch, filter_tokens, target_choice
+from eagle_rt.tree.draft_tree import DraftTree
+from eagle_rt.tree.verify import walk
+
+NUM_DRAWS = 20_000
+VOCAB_SIZE = 12
+
+
+def settings(seeds: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> SamplingBatch:
+    count = len(seeds)
+    return SamplingBatch(
+        temperature=torch.full((count,), temperature),
+        top_k=torch.full((count,), top_k),
+        top_p=torch.full((count,), top_p),
+        min_p=torch.full((count,), min_p),
+        seeds=seeds,
+        sampled=torch.arange(count if temperature else 0),
+        has_filters=bool(top_k or top_p < 1 or min_p),
+    )
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(5, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.05), (1, 1.0, 0.0), (500, 0.3, 0.2), (20, 0.7, 0.1)]
+)
+def test_filters_equal_transformers(top_k: int, top_p: float, min_p: float) -> None:
+    logits = torch.randn(30, 200, generator=torch.Generator().manual_seed(0)) * 3
+    expected = logits
+    if top_k:
+        expected = TopKLogitsWarper(top_k)(None, expected)
+    if top_p < 1:
+        expected = TopPLogitsWarper(top_p)(None, expected)
+    if min_p:
+        expected = MinPLogitsWarper(min_p)(None, expected)
+    ones = torch.ones(30)
+    found = filter_tokens(logits, (ones * top_k).long(), ones * top_p, ones * min_p)
+    assert torch.equal(found, expected)
+
+
+def test_greedy_is_argmax_and_mixes_with_sampling() -> None:
+    logits = torch.randn(2, 3, 50)
+    batch = settings(torch.tensor([1, 2]), 1.0)
+    mixed = SamplingBatch(torch.tensor([0.0, 1.0]), batch.top_k, batch.top_p, batch.min_p, batch.seeds, torch.tensor([1]), False)
+    positions = torch.arange(3).expand(2, 3)
+    choice = target_choice(logits, positions, mixed)
+    assert torch.equal(choice[0], logits[0].argmax(-1))
+    assert torch.equal(choice[1], target_choice(logits, positions, batch)[1])
+
+
+# A fixed tree under every root: two children, and two children of the first one.
+PARENTS = [-1, 0, 0, 1, 1]
+TOKENS = [0, 3, 7, 1, 4]
+NODE_LOGITS = torch.randn(len(PARENTS), VOCAB_SIZE, generator=torch.Generator().manual_seed(5)) * 1.5
+
+
+def draw_first_two_tokens(temperature: float, always_accept_first_child: bool = False, **filters: float) -> Tensor:
+    """[NUM_DRAWS, 2] the first tokens that as many seeds emit; pairs that end after one token are padded with the draw of
+    another step at the same position."""
+    tree = DraftTree(
+        *(torch.tensor([values]).expand(NUM_DRAWS, -1) for values in (TOKENS, PARENTS, [0, 1, 1, 2, 2])),
+        torch.zeros(NUM_DRAWS, len(PARENTS)),
+    )
+    positions = 40 + tree.depths
+    logits = NODE_LOGITS.expand(NUM_DRAWS, -1, -1)
+    choice = target_choice(logits, positions, settings(torch.arange(NUM_DRAWS) * 31 + 5, temperature, **filters))
+    if always_accept_first_child:
+        choice = choice.clone()
+        choice[:, 0] = TOKENS[1]
+    acceptance = walk(tree, choice, max_depth=2)
+    second = torch.where(acceptance.num_accepted > 0, acceptance.tokens[:, 1], -1)
+    return torch.stack((acceptance.tokens[:, 0], second), dim=1)
+
+
+def p_value(pairs: Tensor, probabilities: Tensor) -> float:
+    """Chi-square of the first tokens, and of the second ones after the first child, against the target's own distribution."""
+    result = []
+    after_first_child = pairs[pairs[:, 0] == TOKENS[1]][:, 1]
+    for tokens, node in ((pairs[:, 0], 0), (after_first_child, 1)):
+        expected = probabilities[node] * len(tokens)
+        possible = expected > 0
+        counts = torch.bincount(tokens, minlength=VOCAB_SIZE)
+        if counts[~possible].any():
+            return 0.0
+        expected = expected[possible] / expected[possible].sum() * len(tokens)
+        result.append(stats.chisquare(counts[possible].numpy(), expected.numpy(), sum_check=False).pvalue)
+    return float(min(result))
+
+
+FILTERS = [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.05}]
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+@pytest.mark.parametrize("filters", FILTERS, ids=str)
+def test_a_step_draws_from_the_target(temperature: float, filters: dict) -> None:
+    scaled = NODE_LOGITS / temperature
+    if filters:
+        ones = torch.ones(len(scaled))
+        scaled = filter_tokens(
+            scaled, (ones * filters.get("top_k", 0)).long(), ones * filters.get("top_p", 1.0), ones * filters.get("min_p", 0.0)
+        )
+    pairs = draw_first_two_tokens(temperature, **filters)
+    assert p_value(pairs, scaled.double().softmax(-1)) > 1e-3
+
+
+def test_a_verifier_that_always_accepts_the_first_child_fails() -> None:
+    pairs = draw_first_two_tokens(1.0, always_accept_first_child=True)
+    assert p_value(pairs, NODE_LOGITS.double().softmax(-1)) < 1e-9
+
+
+def test_a_draw_at_the_wrong_temperature_fails() -> None:
+    pairs = draw_first_two_tokens(1.1)
+    assert p_value(pairs, NODE_LOGITS.double().softmax(-1)) < 1e-3
