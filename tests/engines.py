@@ -82,4 +82,4 @@ def text_logits(decoder: Decoder, tokens: list[int]) -> Tensor:
     shape = decoder.spec.shape
     dtype = decoder.embedding.dtype
     pool = KVPool(decoder.spec.num_layers, len(tokens), shape.num_kv_heads, shape.head_dim, dtype, "cpu")
-    return decoder.logits(decoder.forward(causal_batch(tokens), pool, ReferenceAttention()).hidden)
+    return decoder.logits(decoder.forward(causal_batch(tokens), pool, ReferenceAttention(dtype)).hidden)

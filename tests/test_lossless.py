@@ -6,7 +6,7 @@ import pytest
 
 from eagle_rt.bench.lossless import Difference, Variant, check
 from eagle_rt.bench.workload import load_workload
-from eagle_rt.config import EngineConfig, resolve_device
+from eagle_rt.config import NO_SPECULATION, EngineConfig, TreeShape, resolve_device
 from eagle_rt.engine.build import LoadedModels, load_models, model_info
 
 
@@ -17,10 +17,10 @@ def pair() -> tuple[EngineConfig, LoadedModels, Path, list[list[int]]]:
     return config, load_models(config, info), info.directory, load_workload("builtin", None, info.tokenizer, 8).prompts
 
 
-@pytest.mark.parametrize("tree", [(3, 1, 4), (5, 4, 16), (8, 10, 60)], ids=str)
-def test_speculation_changes_no_token(pair: tuple, tree: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("tree", [TreeShape(3, 1, 4), TreeShape(5, 4, 16), TreeShape(8, 10, 60)], ids=str)
+def test_speculation_changes_no_token(pair: tuple, tree: TreeShape) -> None:
     config, models, directory, prompts = pair
-    num_compared, found = check(models, config, directory, prompts[:4], 40, [None, tree])
+    num_compared, found = check(models, config, directory, prompts[:4], 40, [tree])
     assert num_compared == 4 * (6 + 6)
     assert all(difference.is_rounding for difference in found), found
     assert len(found) <= 2
@@ -38,11 +38,11 @@ def test_the_gate_notices_a_wrong_token(pair: tuple, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(step, "walk", trusting_walk)
     config, models, directory, prompts = pair
-    _, found = check(models, config, directory, prompts[:2], 16, [(3, 2, 6)])
+    _, found = check(models, config, directory, prompts[:2], 16, [TreeShape(3, 2, 6)])
     assert any(not difference.is_rounding for difference in found)
 
 
 def test_a_gap_decides_what_is_rounding() -> None:
-    variant = Variant(None, 1, True, 16)
+    variant = Variant(NO_SPECULATION, 1, True, 16)
     assert Difference(variant, 0, 0, 5e-5).is_rounding
     assert not Difference(variant, 0, 0, 5e-4).is_rounding

@@ -17,26 +17,26 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from eagle_rt.bench.sweep import Setting, core_for
 from eagle_rt.bench.workload import load_workload
-from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
-from eagle_rt.engine.build import LoadedModels, load_models, make_core, model_info
+from eagle_rt.config import NO_SPECULATION, EngineConfig, TreeShape, add_flags, config_from_args, resolve_device
+from eagle_rt.engine.build import LoadedModels, load_models, model_info
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.speculate.sampler import filter_tokens
 
 NEAR_TIE = 1e-4
-TREES = [None, (1, 1, 2), (3, 1, 4), (5, 4, 16), (5, 8, 32), (8, 10, 60)]
+TREES = [TreeShape(1, 1, 2), TreeShape(3, 1, 4), TreeShape(5, 4, 16), TreeShape(5, 8, 32), TreeShape(8, 10, 60)]
 FILTERS: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.05}]
 
 Text = list[int]
-Tree = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of running the engine; tree None is no speculation."""
+    """One way of running the engine."""
 
-    tree: Tree | None
+    tree: TreeShape
     batch_size: int
     prefix_cache: bool
     chunk_size: int
@@ -60,27 +60,18 @@ class Difference:
         return self.gap <= NEAR_TIE
 
 
-def variants(trees: list[Tree | None]) -> list[Variant]:
-    """Every tree alone and in a batch, with the prefix cache on and off, and with prompts in small chunks."""
+def variants(trees: list[TreeShape]) -> list[Variant]:
+    """No speculation and every tree, alone and in a batch, with the prefix cache on and off, and with prompts in small chunks."""
     settings = [(1, False, 512), (16, True, 512), (16, False, 16)]
-    return [Variant(tree, *setting) for tree in trees for setting in settings]
+    return [Variant(tree, *setting) for tree in (NO_SPECULATION, *trees) for setting in settings]
 
 
 def generate(
     models: LoadedModels, config: EngineConfig, variant: Variant, prompts: list[Text], params: list[SamplingParams]
 ) -> list[Text]:
     """The replies of an engine that runs as `variant` says."""
-    tree = variant.tree
-    speculation: dict[str, Any] = {"speculative_algorithm": None}
-    if tree:
-        speculation = {
-            "speculative_algorithm": config.speculative_algorithm,
-            "speculative_num_steps": tree[0],
-            "speculative_eagle_topk": tree[1],
-            "speculative_num_draft_tokens": tree[2],
-        }
-    settings = {"disable_radix_cache": not variant.prefix_cache, "chunked_prefill_size": variant.chunk_size}
-    core, _ = make_core(models, replace(config, max_running_requests=variant.batch_size, **settings, **speculation))
+    config = replace(config, disable_radix_cache=not variant.prefix_cache, chunked_prefill_size=variant.chunk_size)
+    core = core_for(models, config, Setting(variant.batch_size, variant.tree))
     texts: dict[str, Text] = {}
     for index, (prompt, setting) in enumerate(zip(prompts, params, strict=True)):
         texts[str(index)] = []
@@ -141,7 +132,7 @@ def differences(
 
 
 def check(
-    models: LoadedModels, config: EngineConfig, model_dir: Path, prompts: list[Text], max_new_tokens: int, trees: list[Tree | None]
+    models: LoadedModels, config: EngineConfig, model_dir: Path, prompts: list[Text], max_new_tokens: int, trees: list[TreeShape]
 ) -> tuple[int, list[Difference]]:
     """(texts compared, where they part): greedy against transformers, then seeded against no speculation."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=models.dtype).eval()
@@ -160,9 +151,9 @@ def check(
                 SamplingParams(temperature=temperature, seed=1000 + index, max_new_tokens=max_new_tokens, **filters)
                 for index in range(len(prompts))
             ]
-            plain = Variant(None, 16, True, 512)
+            plain = Variant(NO_SPECULATION, 16, True, 512)
             references = generate(models, config, plain, prompts, params)
-            for tree in tqdm([tree for tree in trees if tree], desc=f"temperature {temperature}, {filters}", unit="tree"):
+            for tree in tqdm(trees, desc=f"temperature {temperature}, {filters}", unit="tree"):
                 variant = replace(plain, tree=tree)
                 texts = generate(models, config, variant, prompts, params)
                 found += differences(model, variant, prompts, params, references, texts)
@@ -187,8 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    trees: list[Tree | None] = list(TREES)
-    num_compared, found = check(models, config, info.directory, workload.prompts, args.max_new_tokens, trees)
+    num_compared, found = check(models, config, info.directory, workload.prompts, args.max_new_tokens, TREES)
     for difference in found:
         kind = "rounding" if difference.is_rounding else "DIFFERENCE"
         print(f"{kind}: {difference.variant}, prompt {difference.prompt}, token {difference.position}, gap {difference.gap:.2e}")

@@ -121,7 +121,7 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
         )
     limits = scheduler_limits(config, spec, head, tree_shape, dtype, models.context_length)
     pool = make_pool(spec.num_layers, spec.shape, limits, dtype, device)
-    backend = ReferenceAttention()
+    backend = ReferenceAttention(dtype)
     drafter = None
     if head:
         drafter = TreeDrafter(

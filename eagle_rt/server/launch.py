@@ -2,9 +2,12 @@
 
 import argparse
 import asyncio
+import contextlib
 import logging
+import signal
 import socket
 import sys
+from collections.abc import Iterator
 
 import uvicorn
 
@@ -13,7 +16,15 @@ from eagle_rt.engine.build import model_info
 from eagle_rt.server.app import create_app
 from eagle_rt.server.service import EngineDiedError, EngineService
 
-logger = logging.getLogger(__name__)
+DRAIN_SECONDS = 60
+
+
+class DrainingServer(uvicorn.Server):
+    """Finishes the requests in flight when it is told to stop, and leaves the signals that say so to its caller."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 def serve(config: EngineConfig, options: argparse.Namespace) -> int:
@@ -54,7 +65,9 @@ async def run_server(config: EngineConfig, options: argparse.Namespace, listener
         await service.start()
         model_name = options.served_model_name or info.name
         app = create_app(service, model_name, options.api_key)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=60))
+        server = DrainingServer(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=DRAIN_SECONDS))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
         for note in service.notes:
             print(note)
         print(how_to_talk(options.host, listener.getsockname()[1], model_name), flush=True)

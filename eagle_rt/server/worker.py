@@ -25,8 +25,10 @@ def run_worker(config: EngineConfig, commands_address: str, reports_address: str
 
     def receive(wait: bool) -> list[Command]:
         received = []
+        if os.getppid() != parent:
+            return [Shutdown()]
         if wait and not commands.poll(1000):
-            return [Shutdown()] if os.getppid() != parent else []
+            return []
         while commands.poll(0):
             received.append(decode(commands.recv()))
         return received
