@@ -15,13 +15,13 @@ class SequencePlan:
     """One sequence of the batch: its query rows, its cache rows, and what each query sees of them.
 
     bias: [Q, kv_len], 0 where a query sees a row and -inf where it does not, or None where every query sees every row;
-    distances: [Q, kv_len] query position minus row, used by layers with a window.
+    positions: [Q], which layers with a window look at.
     """
 
     rows: slice
     kv_slots: Tensor | slice
     bias: Tensor | None
-    distances: Tensor
+    positions: Tensor
 
 
 class ReferenceAttention:
@@ -38,9 +38,7 @@ class ReferenceAttention:
             bias = None
             if visible is not None:
                 bias = torch.zeros(visible.shape, dtype=self._dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
-            columns = torch.arange(batch.kv_lens[b], device=batch.tokens.device)
-            distances = batch.positions[rows, None] - columns
-            sequences.append(SequencePlan(rows, batch.kv_slots[b], bias, distances))
+            sequences.append(SequencePlan(rows, batch.kv_slots[b], bias, batch.positions[rows]))
         return sequences
 
     def run(self, queries: Tensor, pool: KVPool, layer: int, plan: list[SequencePlan], window: int | None) -> Tensor:
@@ -52,10 +50,11 @@ def run_sequence(queries: Tensor, pool: KVPool, layer: int, sequence: SequencePl
     keys, values = pool.read(layer, sequence.kv_slots)
     bias = sequence.bias
     if window is not None and len(keys) > window:
-        # Drafted rows are nearer than their column says, so a distance can only be too small: never past the window.
+        # A drafted row's position is at most what its place in the cache says, so no drafted row falls out of the window here.
+        distances = sequence.positions[:, None] - torch.arange(len(keys), device=keys.device)
         if bias is None:
-            bias = torch.zeros_like(sequence.distances, dtype=queries.dtype)
-        bias = bias.masked_fill(sequence.distances >= window, -torch.inf)
+            bias = torch.zeros(distances.shape, dtype=queries.dtype, device=keys.device)
+        bias = bias.masked_fill(distances >= window, -torch.inf)
     q, k, v = (heads.transpose(0, 1)[None] for heads in (queries, keys, values))
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)[0].transpose(0, 1)
 

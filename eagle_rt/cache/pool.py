@@ -12,6 +12,7 @@ class KVPool:
 
     def __init__(self, num_layers: int, num_slots: int, num_heads: int, head_dim: int, dtype: torch.dtype, device: str) -> None:
         self.storage = torch.zeros(num_layers, num_slots, 2, num_heads, head_dim, dtype=dtype, device=device)
+        self._layers = self.storage.unbind(0)
 
     @staticmethod
     def bytes_per_slot(num_layers: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -19,12 +20,12 @@ class KVPool:
 
     def write(self, layer: int, slots: Tensor, keys_and_values: Tensor) -> None:
         """keys_and_values: [T, 2, heads, head_dim] goes to slots [T]."""
-        self.storage[layer].index_copy_(0, slots, keys_and_values)
+        self._layers[layer].index_copy_(0, slots, keys_and_values)
 
     def read(self, layer: int, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
         """(keys, values), each [len(slots), heads, head_dim]; views where `slots` is a slice."""
-        rows = self.storage[layer][slots]
-        return rows[:, 0], rows[:, 1]
+        keys, values = self._layers[layer][slots].unbind(1)
+        return keys, values
 
     def move(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy rows [M] in every layer. Sources and destinations may overlap: all rows are read before any is written."""

@@ -40,7 +40,7 @@ class DraftHead(Protocol):
         ...
 
     def logits(self, states: Tensor) -> Tensor:
-        """States [..., H] to [..., W] over the draft vocabulary."""
+        """States [R, H] to [R, W] over the draft vocabulary."""
         ...
 
 

@@ -8,7 +8,8 @@ from torch import Tensor
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.kernels.rms_norm import rms_norm
+from eagle_rt.kernels.few_rows import NUM_PACKED_ROWS, PackedProduct, can_pack
+from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
 from eagle_rt.models.spec import LayerShape
@@ -16,22 +17,21 @@ from eagle_rt.models.weights import Checkpoint
 
 
 class Linear:
-    """y = x W^T + b, with W held as [in, out]: products with few rows run up to three times as fast on a CPU that way."""
+    """y = x W^T + b for x [R, in].
+
+    W is held as [in, out], which is the faster way round on a CPU for one row and for many. For a handful of rows, which is what
+    trees are made of, it is held once more, packed.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight.t().contiguous()
         self.bias = bias
+        self._packed = PackedProduct(self.weight.t()) if can_pack(weight) else None
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._packed and 1 < x.shape[0] <= NUM_PACKED_ROWS:
+            return self._packed(x, self.bias)
         return x @ self.weight if self.bias is None else torch.addmm(self.bias, x, self.weight)
-
-
-class RMSNorm:
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        self.weight, self.eps = weight, eps
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
 
 
 @dataclass(frozen=True)

@@ -66,14 +66,15 @@ class TreeDrafter:
         A beam's rows live in the scratch rows: level l's K rows follow those of the levels above it, and each row sees the
         text and its own ancestors.
         """
-        top_k, to_target = self._top_k, self.head.token_map.to_target
+        top_k, token_map = self._top_k, self.head.token_map
         states = self._states[sequences.state_rows][:, None]
         candidates, beam = first_level(self.head.logits(states[:, 0]), top_k)
         for level in range(self._num_steps - 1):
             states = states.gather(1, beam.parent_rows[:, :, None].expand(-1, -1, states.shape[-1]))
             positions = sequences.positions_at(torch.full_like(beam.tokens, level))
-            batch = sequences.scratch_batch(to_target(beam.tokens), positions, level * top_k, beam.visible)
+            batch = sequences.scratch_batch(token_map.to_target(beam.tokens), positions, level * top_k, beam.visible)
             outputs = self.head.forward(batch.tokens, states.flatten(0, 1), batch, self.pool, self._backend)
             states = outputs.view(sequences.batch_size, top_k, -1)
-            candidates, beam = next_level(candidates, beam, self.head.logits(states))
-        return rerank(candidates, to_target(candidates.tokens), sequences.root_tokens, self._num_draft_tokens)
+            logits = self.head.logits(outputs).view(sequences.batch_size, top_k, -1)
+            candidates, beam = next_level(candidates, beam, logits)
+        return rerank(candidates, token_map.target_ids, sequences.root_tokens, self._num_draft_tokens)

@@ -7,17 +7,19 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """Every node scored so far, level after level: K of depth 1, then K * K of each further depth.
+class Level:
+    """The nodes scored at one depth: K at depth 1, then K * K.
 
-    tokens: [B, C] int64 draft-vocabulary ids; scores: [B, C] float32 cumulative log-probabilities;
-    parents: [B, C] int64 candidate numbers, -1 under the root; depths: [C] int64.
+    tokens: [B, M] int64 draft-vocabulary ids; scores: [B, M] float32 cumulative log-probabilities; parents: [B, M] int64 numbers
+    of candidates, which are counted through all levels from the top; -1 under the root.
     """
 
     tokens: Tensor
     scores: Tensor
     parents: Tensor
-    depths: Tensor
+
+
+Candidates = tuple[Level, ...]
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,12 @@ class Beam:
 
 
 def top_children(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """The top_k tokens of [..., W] draft logits and their log-probabilities over the draft vocabulary, in float32.
+    """The top_k tokens of [..., W] draft logits, and their log-probabilities over the draft vocabulary in float32.
 
     A row with a NaN has log-probabilities -inf throughout: its tokens are still distinct, and none of them will be accepted.
     """
-    log_probabilities = torch.log_softmax(logits.float(), dim=-1).nan_to_num(nan=-torch.inf)
-    scores, tokens = log_probabilities.topk(top_k, dim=-1)
-    return scores, tokens
+    scores, tokens = torch.log_softmax(logits.float(), dim=-1).topk(top_k, dim=-1)
+    return scores.nan_to_num(nan=-torch.inf), tokens
 
 
 def first_level(logits: Tensor, top_k: int) -> tuple[Candidates, Beam]:
@@ -51,9 +52,9 @@ def first_level(logits: Tensor, top_k: int) -> tuple[Candidates, Beam]:
     scores, tokens = top_children(logits, top_k)
     batch_size, device = len(logits), logits.device
     numbers = torch.arange(top_k, device=device).expand(batch_size, top_k)
-    candidates = Candidates(tokens, scores, torch.full_like(tokens, -1), torch.ones(top_k, dtype=torch.int64, device=device))
     visible = torch.eye(top_k, dtype=torch.bool, device=device).expand(batch_size, top_k, top_k)
-    return candidates, Beam(tokens, scores, numbers, torch.zeros_like(tokens), visible)
+    level = Level(tokens, scores, torch.full_like(tokens, -1))
+    return (level,), Beam(tokens, scores, numbers, torch.zeros_like(tokens), visible)
 
 
 def next_level(candidates: Candidates, beam: Beam, logits: Tensor) -> tuple[Candidates, Beam]:
@@ -66,17 +67,13 @@ def next_level(candidates: Candidates, beam: Beam, logits: Tensor) -> tuple[Cand
     child_scores, child_tokens = top_children(logits, top_k)
     scores = (beam.scores[:, :, None] + child_scores).flatten(1)
     tokens = child_tokens.flatten(1)
-    first_number = candidates.tokens.shape[1]
-    depth = candidates.depths[-1:] + 1
-    grown = Candidates(
-        torch.cat((candidates.tokens, tokens), dim=1),
-        torch.cat((candidates.scores, scores), dim=1),
-        torch.cat((candidates.parents, beam.candidates.repeat_interleave(top_k, dim=1)), dim=1),
-        torch.cat((candidates.depths, depth.expand(top_k * top_k))),
-    )
+    parents = beam.candidates[:, :, None].expand(-1, -1, top_k).flatten(1)
+
     best_scores, best = scores.topk(top_k, dim=-1)
     parent_rows = best // top_k
     inherited = beam.visible.gather(1, parent_rows[:, :, None].expand(-1, -1, beam.visible.shape[2]))
     itself = torch.eye(top_k, dtype=torch.bool, device=logits.device).expand(batch_size, top_k, top_k)
     visible = torch.cat((inherited, itself), dim=2)
-    return grown, Beam(tokens.gather(1, best), best_scores, first_number + best, parent_rows, visible)
+    num_before = sum(level.tokens.shape[1] for level in candidates)
+    beam = Beam(tokens.gather(1, best), best_scores, num_before + best, parent_rows, visible)
+    return (*candidates, Level(tokens, scores, parents)), beam

@@ -1,16 +1,35 @@
+import pytest
 import torch
 from scipy import stats
 
+from eagle_rt.kernels.few_rows import PackedProduct, can_pack
 from eagle_rt.kernels.noise import gumbel_noise
-from eagle_rt.kernels.rms_norm import rms_norm
+from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
 
 
-def test_rms_norm() -> None:
-    x, weight = torch.randn(5, 32), torch.rand(32)
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 0.0])
+def test_rms_norm(scale: float) -> None:
+    """The smaller the input, the more eps decides."""
+    x, weight = torch.randn(5, 3, 48) * scale, torch.rand(48)
     expected = x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * weight
-    torch.testing.assert_close(rms_norm(x, weight, 1e-5), expected)
+    torch.testing.assert_close(RMSNorm(weight, 1e-5)(x), expected)
+    half = RMSNorm(weight.bfloat16(), 1e-5)(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    torch.testing.assert_close(half.float(), expected, rtol=0.02, atol=1e-2)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 8])
+def test_packed_products_equal_plain_ones(num_rows: int) -> None:
+    weight, bias = torch.randn(40, 24), torch.randn(40)
+    if not can_pack(weight):
+        pytest.skip("this build of torch has no MKL")
+    product = PackedProduct(weight)
+    for _ in range(2):  # the second call finds the first one's rows in the buffer
+        x = torch.randn(num_rows, 24)
+        torch.testing.assert_close(product(x, bias), x @ weight.T + bias)
+        torch.testing.assert_close(product(x, None), x @ weight.T)
 
 
 def test_rotate_turns_complex_pairs() -> None:

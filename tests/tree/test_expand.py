@@ -10,9 +10,14 @@ from tree import brute_force
 VOCAB_SIZE = 17
 
 
+def column(candidates: Candidates, name: str, row: int) -> list:
+    """One field of one batch row over all levels."""
+    return [value for level in candidates for value in getattr(level, name)[row].tolist()]
+
+
 def paths_of(candidates: Candidates, row: int) -> list[brute_force.Path]:
     paths: list[brute_force.Path] = []
-    for token, parent in zip(candidates.tokens[row].tolist(), candidates.parents[row].tolist(), strict=True):
+    for token, parent in zip(column(candidates, "tokens", row), column(candidates, "parents", row), strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
     return paths
 
@@ -41,10 +46,11 @@ def test_expansion_equals_brute_force(seeds: list[int], num_steps: int, top_k: i
         expected = brute_force.expand(
             num_steps, top_k, lambda path, seed=seed: brute_force.path_logits(path, VOCAB_SIZE, seed, None)
         )
-        found = dict(zip(paths_of(candidates, row), candidates.scores[row].tolist(), strict=True))
+        found = dict(zip(paths_of(candidates, row), column(candidates, "scores", row), strict=True))
         assert found.keys() == expected.keys()
         assert all(found[path] == pytest.approx(expected[path], abs=1e-4) for path in expected)
-        assert [len(path) for path in paths_of(candidates, row)] == candidates.depths.tolist()
+        depths = [depth for depth, level in enumerate(candidates, start=1) for _ in range(level.tokens.shape[1])]
+        assert [len(path) for path in paths_of(candidates, row)] == depths
 
 
 @settings(max_examples=30, deadline=None)
@@ -68,6 +74,7 @@ def test_a_row_of_nan_has_distinct_tokens_that_cannot_be_accepted() -> None:
     logits = torch.randn(2, VOCAB_SIZE)
     logits[0, 3] = torch.nan
     candidates, _ = first_level(logits, 4)
-    assert torch.isneginf(candidates.scores[0]).all()
-    assert len(set(candidates.tokens[0].tolist())) == 4
-    assert torch.isfinite(candidates.scores[1]).all()
+    (level,) = candidates
+    assert torch.isneginf(level.scores[0]).all()
+    assert len(set(level.tokens[0].tolist())) == 4
+    assert torch.isfinite(level.scores[1]).all()

@@ -3,9 +3,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_rt.config import num_tree_nodes
+from eagle_rt.tree.expand import Level
 from eagle_rt.tree.rerank import rerank
 from tree import brute_force
-from tree.test_expand import grow, paths_of
+from tree.test_expand import column, grow, paths_of
 
 
 @settings(max_examples=80, deadline=None)
@@ -14,10 +15,9 @@ def test_rerank_keeps_the_best_connected_nodes(seed: int, num_steps: int, top_k:
     """With `levels` 1 and 2 most scores tie."""
     candidates, _ = grow([seed, seed + 1], num_steps, top_k, levels)
     num_nodes = 2 + round(share * (num_tree_nodes(num_steps, top_k) - 2))
-    target_tokens = candidates.tokens + 100
-    tree = rerank(candidates, target_tokens, torch.tensor([7, 8]), num_nodes)
+    tree = rerank(candidates, torch.arange(100, 200), torch.tensor([7, 8]), num_nodes)
     for row in range(2):
-        parents, scores = candidates.parents[row].tolist(), candidates.scores[row].tolist()
+        parents, scores = column(candidates, "parents", row), column(candidates, "scores", row)
         chosen = brute_force.best_subtree(scores, num_nodes - 1)
         assert all(parents[node] in chosen or parents[node] == -1 for node in chosen)
 
@@ -36,15 +36,11 @@ def test_rerank_keeps_the_best_connected_nodes(seed: int, num_steps: int, top_k:
 
 def test_a_child_that_ties_with_its_parent_never_displaces_it() -> None:
     """A child of log-probability 0 scores the same as its parent: a plain top-k may take the child alone."""
-    from eagle_rt.tree.expand import Candidates
-
-    candidates = Candidates(
-        tokens=torch.tensor([[1, 2, 3, 4, 5, 6]]),
-        scores=torch.tensor([[-1.0, -1.0, -1.0, -9.0, -1.0, -9.0]]),
-        parents=torch.tensor([[-1, -1, 0, 0, 1, 1]]),
-        depths=torch.tensor([1, 1, 2, 2, 2, 2]),
+    candidates = (
+        Level(torch.tensor([[1, 2]]), torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1, -1]])),
+        Level(torch.tensor([[3, 4, 5, 6]]), torch.tensor([[-1.0, -9.0, -1.0, -9.0]]), torch.tensor([[0, 0, 1, 1]])),
     )
     for num_nodes in range(2, 6):
-        tree = rerank(candidates, candidates.tokens, torch.tensor([0]), num_nodes)
+        tree = rerank(candidates, torch.arange(10), torch.tensor([0]), num_nodes)
         assert tree.tokens[0].tolist() == [0, 1, 2, 3, 5][:num_nodes]
         assert tree.parents[0].tolist() == [-1, 0, 0, 1, 2][:num_nodes]
