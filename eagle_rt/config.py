@@ -46,6 +46,7 @@ class EngineConfig:
     speculative_draft_model_path: str | None = option(
         "speculation", "Checkpoint of the head: a folder or a hub id.", None, names=["--speculative-draft-model"]
     )
+    speculative_draft_model_revision: str | None = option("speculation", "Hub branch, tag or commit of the head.", None)
     speculative_num_steps: int | None = option(
         "speculation", "Depth of the draft tree. Each level is one pass of the head.", None, type=int
     )

@@ -79,16 +79,22 @@ def run_sweep(
     measurements = [Measurement(setting) for setting in settings]
     for _ in range(num_repeats):
         for measurement in measurements:
-            core = core_for(models, config, measurement.setting)
-            generate(core, workload.prompts[:NUM_WARM_UP_PROMPTS], replace(sampling, max_new_tokens=8))
-            core = core_for(models, config, measurement.setting)
-            start = time.perf_counter()
-            num_tokens = generate(core, workload.prompts, sampling)
-            measurement.rates.append(num_tokens / (time.perf_counter() - start))
-            measurement.num_tokens = num_tokens
-            add_metrics(measurement.metrics, core.current_metrics())
+            measure_once(models, config, measurement, workload, sampling)
             on_progress(measurement.setting)
     return measurements
+
+
+def measure_once(
+    models: LoadedModels, config: EngineConfig, measurement: Measurement, workload: Workload, sampling: SamplingParams
+) -> None:
+    """Add one run of a setting to its measurement: all prompts on a fresh engine, after a short warm-up on another."""
+    warm_up = core_for(models, config, measurement.setting)
+    generate(warm_up, workload.prompts[:NUM_WARM_UP_PROMPTS], replace(sampling, max_new_tokens=8))
+    core = core_for(models, config, measurement.setting)
+    start = time.perf_counter()
+    measurement.num_tokens = generate(core, workload.prompts, sampling)
+    measurement.rates.append(measurement.num_tokens / (time.perf_counter() - start))
+    add_metrics(measurement.metrics, core.current_metrics())
 
 
 def generate(core: EngineCore, prompts: list[list[int]], sampling: SamplingParams) -> int:

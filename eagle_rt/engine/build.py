@@ -62,7 +62,7 @@ def target_dir(config: EngineConfig) -> Path:
 def head_dir(config: EngineConfig) -> Path:
     """Raises ValueError if a head is needed and none was named."""
     if config.speculative_draft_model_path:
-        return checkpoint_dir(config.speculative_draft_model_path)
+        return checkpoint_dir(config.speculative_draft_model_path, config.speculative_draft_model_revision)
     if config.model_path is None:
         return BUILT_IN / "eagle3"
     raise ValueError("--speculative-algorithm EAGLE3 needs --speculative-draft-model-path, the checkpoint of its head")

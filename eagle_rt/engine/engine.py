@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +18,8 @@ from eagle_rt.engine.request import SamplingParams, TokenEvent, sampling_params
 from eagle_rt.engine.text import Reply
 
 Prompt = str | list[int]
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -36,6 +39,8 @@ class Engine:
         self.info = model_info(self.config)
         self.tokenizer = self.info.tokenizer
         self._core, self.notes = build_core(self.config, self.info)
+        for note in self.notes:
+            logger.info(note)
         self._commands: queue.Queue[Command] = queue.Queue()
         self._listeners: dict[str, Callable[[TokenEvent | Exception], object]] = {}
         self._failure: Exception | None = None

@@ -210,7 +210,8 @@ class Scheduler:
             request.num_cached = len(shared) * limits.page_size
             request.prefill_end = len(request.tokens)
             request.state_row = heapq.heappop(self._free_state_rows)
-            request.stats.num_prompt_tokens_cached = max(request.stats.num_prompt_tokens_cached, request.num_cached)
+            if request.stats.num_preemptions == 0:
+                request.stats.num_prompt_tokens_cached = request.num_cached
             self._take_pages(request, num_needed)
             self.running.append(request)
             self.running.sort(key=lambda other: other.arrival)

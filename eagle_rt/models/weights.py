@@ -46,7 +46,7 @@ class Checkpoint:
         self._file_of = tensor_files(model_dir)
         self._open_files: dict[Path, dict[str, Tensor] | safe_open] = {}
         self._untaken = set(self._file_of)
-        self._progress = tqdm(total=len(self._file_of), desc=f"loading {description}", unit="tensor", leave=False)
+        self._progress = tqdm(total=len(self._file_of), desc=f"loading {description}", unit="tensor", leave=False, disable=None)
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of

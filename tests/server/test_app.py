@@ -268,6 +268,21 @@ def test_the_death_of_the_engine_is_answered_and_ends_the_server(target_dir: Pat
     assert "the engine process ended with exit code -9" in server.text()
 
 
+def test_ctrl_c_lets_requests_finish(target_dir: Path) -> None:
+    server = Server("--model-path", str(target_dir), "--max-total-tokens", "4096", "--device", "cpu").wait_until_up()
+    replies: list[requests.Response] = []
+    body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+    asking = threading.Thread(target=lambda: replies.append(server.post("/v1/completions", body)))
+    asking.start()
+    deadline = time.monotonic() + 10
+    while server.metric("requests_running") == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert server.stop() == 0
+    asking.join(20)
+    assert replies[0].json()["usage"]["completion_tokens"] == 400
+
+
 def test_a_port_in_use_is_one_line_and_exit_1(server: Server) -> None:
     result = subprocess.run(
         [sys.executable, "launch_server.py", "--port", str(server.port)], cwd=ROOT, capture_output=True, text=True, timeout=120

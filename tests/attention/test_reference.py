@@ -1,0 +1,88 @@
+"""Attention on paged rows against the formula, spelled out per query and head."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.batch import Batch
+from eagle_rt.cache.pool import KVPool
+
+HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
+
+
+def spelled_out(query: Tensor, keys: Tensor, values: Tensor, seen: list[int]) -> Tensor:
+    """[HEADS, HEAD_DIM] for one query that sees some rows of its sequence."""
+    outputs = []
+    for head in range(HEADS):
+        kv_head = head // (HEADS // KV_HEADS)
+        scores = torch.stack([query[head] @ keys[row, kv_head] / math.sqrt(HEAD_DIM) for row in seen])
+        outputs.append(sum(weight * values[row, kv_head] for weight, row in zip(scores.softmax(0), seen, strict=True)))
+    return torch.stack(outputs)
+
+
+def random_pool(num_slots: int) -> KVPool:
+    pool = KVPool(1, num_slots, KV_HEADS, HEAD_DIM, torch.float32, "cpu")
+    pool.storage.normal_()
+    return pool
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("scattered", [False, True])
+def test_causal_chunks_of_several_sequences(scattered: bool, window: int | None) -> None:
+    pool = random_pool(40)
+    lengths, chunk_sizes = (9, 5, 7), (4, 1, 7)
+    order = torch.randperm(40) if scattered else torch.arange(40)
+    slots = [order[start : start + length] for start, length in zip((0, 12, 20), lengths, strict=True)]
+    starts = [0]
+    for size in chunk_sizes:
+        starts.append(starts[-1] + size)
+    positions = torch.cat([torch.arange(length - size, length) for length, size in zip(lengths, chunk_sizes, strict=True)])
+    batch = Batch(
+        tokens=torch.zeros(starts[-1], dtype=torch.int64),
+        positions=positions,
+        slots=torch.zeros(0),
+        query_starts=tuple(starts),
+        kv_lens=lengths,
+        kv_slots=tuple(own if scattered else slice(int(own[0]), int(own[-1]) + 1) for own in slots),
+        tree_mask=None,
+    )
+    backend = ReferenceAttention(torch.float32)
+    queries = torch.randn(starts[-1], HEADS, HEAD_DIM)
+    output = backend.run(queries, pool, 0, backend.plan(batch), window)
+    for b, own in enumerate(slots):
+        keys, values = pool.storage[0, own].unbind(1)
+        for row in range(starts[b], starts[b + 1]):
+            position = int(positions[row])
+            first = 0 if window is None else max(0, position - window + 1)
+            expected = spelled_out(queries[row], keys, values, list(range(first, position + 1)))
+            torch.testing.assert_close(output[row], expected)
+
+
+@pytest.mark.parametrize("num_columns", [3, 5], ids=["the queries' own rows", "and rows fed before them"])
+def test_tree_rows_see_the_text_and_what_the_mask_says(num_columns: int) -> None:
+    pool = random_pool(30)
+    mask = torch.rand(2, 3, num_columns) < 0.5
+    for query in range(3):
+        mask[:, query, num_columns - 3 + query] = True
+    lengths = (7 + num_columns, 2 + num_columns)
+    batch = Batch(
+        tokens=torch.zeros(6, dtype=torch.int64),
+        positions=torch.zeros(6, dtype=torch.int64),
+        slots=torch.zeros(0),
+        query_starts=(0, 3, 6),
+        kv_lens=lengths,
+        kv_slots=(slice(0, lengths[0]), slice(15, 15 + lengths[1])),
+        tree_mask=mask,
+    )
+    backend = ReferenceAttention(torch.float32)
+    queries = torch.randn(6, HEADS, HEAD_DIM)
+    output = backend.run(queries, pool, 0, backend.plan(batch), None)
+    for b, first_slot in enumerate((0, 15)):
+        keys, values = pool.storage[0, first_slot : first_slot + lengths[b]].unbind(1)
+        prefix = lengths[b] - num_columns
+        for query in range(3):
+            seen = list(range(prefix)) + [prefix + column for column in range(num_columns) if mask[b, query, column]]
+            torch.testing.assert_close(output[3 * b + query], spelled_out(queries[3 * b + query], keys, values, seen))
