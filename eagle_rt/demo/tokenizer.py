@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 4096
@@ -33,6 +33,9 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
             show_progress=False,
         ),
     )
+    # A plain prompt begins as a dialogue does; the chat template writes the mark itself.
+    begin = SPECIAL_TOKENS.index("<|bos|>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", begin)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<|pad|>",

@@ -113,17 +113,14 @@ class Rope:
 
     def __init__(self, spec: RopeSpec, context_length: int, dtype: torch.dtype, device: str) -> None:
         frequencies, self._scale = INVERSE_FREQUENCIES[spec.kind](spec, context_length)
-        frequencies = frequencies.to(device)
-        self._frequencies = torch.cat((frequencies, frequencies))
-        half = spec.head_dim // 2
-        self._signs = torch.ones(spec.head_dim, device=device)
-        self._signs[:half] = -1.0
+        # Negating the first half negates its sines and leaves the cosines as they are.
+        self._frequencies = torch.cat((-frequencies, frequencies)).to(device)
         self._dtype = dtype
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and signed sin [T, 1, head_dim] for `kernels.rotary.rotate`."""
-        angles = positions[:, None, None].float() * self._frequencies
-        cos, sin = angles.cos(), angles.sin() * self._signs
+        angles = positions[:, None, None] * self._frequencies
+        cos, sin = angles.cos(), angles.sin()
         if self._scale != 1.0:
             cos, sin = cos * self._scale, sin * self._scale
         return cos.to(self._dtype), sin.to(self._dtype)
