@@ -10,13 +10,13 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.config import EngineConfig, TreeShape, resolve_device, resolve_tree, unused_options
+from eagle_rt.config import DTYPES, EngineConfig, TreeShape, resolve_device, resolve_tree, unused_options
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.runner import Runner
 from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits
 from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.heads import DraftHead, load_eagle3_head
-from eagle_rt.models.spec import DTYPES, LayerShape, ModelSpec, model_spec, read_config
+from eagle_rt.models.spec import LayerShape, ModelSpec, model_spec, read_config
 from eagle_rt.models.tokenizer import end_token_ids, generation_config, load_tokenizer, sampling_defaults
 from eagle_rt.models.weights import checkpoint_dir
 from eagle_rt.speculate.drafter import TreeDrafter

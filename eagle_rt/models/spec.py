@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
+from eagle_rt.config import DTYPES
 from eagle_rt.models.rope import RopeSpec, rope_from_config
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 # Architectures, and whether the config's `sliding_window` applies where `use_sliding_window` is not set (None: it never does).
