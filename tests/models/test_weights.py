@@ -10,6 +10,7 @@ import pytest
 from engines import load_target
 from safetensors.torch import load_file, save_file
 
+from eagle_rt.models import weights
 from eagle_rt.models.weights import checkpoint_dir
 
 
@@ -75,6 +76,22 @@ def test_unsupported_models_are_named(copy: Path) -> None:
         (copy / "config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(ValueError, match=message):
             load_target(copy)
+
+
+def test_hub_ids_are_fetched_at_their_revision(monkeypatch: pytest.MonkeyPatch, target_dir: Path) -> None:
+    calls = []
+
+    def snapshot_download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        calls.append((repo, revision))
+        if repo == "org/missing":
+            raise OSError("no connection")
+        return str(target_dir)
+
+    monkeypatch.setattr(weights, "snapshot_download", snapshot_download)
+    assert checkpoint_dir("org/model", "v2") == target_dir
+    assert calls == [("org/model", "v2")]
+    with pytest.raises(FileNotFoundError, match="org/missing is neither a folder here nor a hub id"):
+        checkpoint_dir("org/missing")
 
 
 def test_paths_that_lead_nowhere() -> None:

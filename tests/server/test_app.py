@@ -15,6 +15,8 @@ import openai
 import pytest
 import requests
 
+import bench_speculative
+
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 120
 
@@ -241,6 +243,14 @@ def test_many_at_once(server: Server) -> None:
     for thread in threads:
         thread.join()
     assert results == {index: alone[index % 8] for index in range(40)}
+
+
+def test_the_benchmark_against_a_server(server: Server, target_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = f"--base-url {server.url} --model-path {target_dir} --num-prompts 4 --max-new-tokens 8 --batch-size 1 4 --device cpu"
+    assert bench_speculative.main(flags.split()) == 0
+    rows = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["rows"]
+    assert [row["batch_size"] for row in rows] == [1, 4]
+    assert all(row["tokens_per_second"] > 0 and row["mean_accepted_tokens"] >= 1 for row in rows)
 
 
 def test_the_death_of_the_engine_is_answered_and_ends_the_server(target_dir: Path) -> None:
