@@ -10,7 +10,7 @@ ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 # steps, top-k, draft tokens when none is given: the fastest measured on two CPU cores, and a tree that a GPU verifies for free.
-DEFAULT_TREE = {"cpu": (4, 2, 8), "cuda": (5, 4, 16)}
+DEFAULT_TREE = {"cpu": (3, 2, 8), "cuda": (5, 4, 16)}
 
 
 def option(group: str, help: str, default: Any = MISSING, **flag: Any) -> Any:
