@@ -89,10 +89,10 @@ def heat_map(pyplot: Any, trees: list[dict[str, Any]]) -> Any:
         y, x = all_steps.index(row["steps"]), all_top_ks.index(row["topk"])
         if not grid[y][x] >= row["speedup"]:
             grid[y][x] = row["speedup"]
-    axes.imshow(grid, cmap="viridis")
+    axes.imshow(grid, cmap="YlGn")
     for y, line in enumerate(grid):
         for x, value in enumerate(line):
-            axes.text(x, y, f"{value:.2f}", ha="center", va="center", color="white")
+            axes.text(x, y, f"{value:.2f}", ha="center", va="center")
     axes.set_xticks(range(len(all_top_ks)), [str(top_k) for top_k in all_top_ks])
     axes.set_yticks(range(len(all_steps)), [str(steps) for steps in all_steps])
     axes.set_xlabel("top-k")
