@@ -16,8 +16,7 @@ from eagle_rt.engine.messages import Abort, Command, Failed, Rejected, Report, S
 from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.request import SamplingParams, TokenEvent, sampling_params
 from eagle_rt.engine.text import Reply
-
-Prompt = str | list[int]
+from eagle_rt.models.tokenizer import encode_prompts, is_single
 
 logger = logging.getLogger(__name__)
 
@@ -79,14 +78,12 @@ class Engine:
         given = prompt if input_ids is None else input_ids
         if (prompt is None) == (input_ids is None):
             raise ValueError("give either prompt or input_ids")
-        is_single = isinstance(given, str) or bool(given and isinstance(given[0], int))
-        prompts: list[Prompt] = [given] if is_single else given  # pyright: ignore[reportAssignmentType]
+        assert given is not None
         params = self._sampling_params(sampling_params)
 
         answers: queue.Queue[tuple[str, TokenEvent | Exception]] = queue.Queue()
         replies: dict[str, Reply] = {}
-        for one in prompts:
-            tokens = self._encode(one)
+        for tokens in encode_prompts(self.tokenizer, given):
             for index in range(params.n):
                 request_id = self._next_id()
                 replies[request_id] = Reply(self.tokenizer, params, len(tokens))
@@ -105,7 +102,7 @@ class Engine:
             for request_id in unfinished:
                 self._end(request_id)
         results = [reply_dict(reply) for reply in replies.values()]
-        return results[0] if is_single and params.n == 1 else results
+        return results[0] if is_single(given) and params.n == 1 else results
 
     async def stream(
         self,
@@ -117,7 +114,7 @@ class Engine:
         finish_reason set. Leaving the loop early aborts the request."""
         if (prompt is None) == (input_ids is None):
             raise ValueError("give either prompt or input_ids")
-        tokens = self._encode(prompt if prompt is not None else input_ids or [])
+        (tokens,) = encode_prompts(self.tokenizer, prompt) if prompt is not None else [list(input_ids or [])]
         params = self._sampling_params(sampling_params)
         reply = Reply(self.tokenizer, params, len(tokens))
         events: asyncio.Queue[TokenEvent | Exception] = asyncio.Queue()
@@ -136,9 +133,6 @@ class Engine:
 
     def _sampling_params(self, given: dict[str, Any] | SamplingParams | None) -> SamplingParams:
         return sampling_params(given, self.info.sampling_defaults)
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
 
     def _next_id(self) -> str:
         return f"request-{next(self._ids)}"

@@ -44,6 +44,16 @@ class SamplingParams:
             raise ValueError(f"{name} is {getattr(self, name)!r}, but must be {expectation}")
 
 
+def check_prompt_length(num_tokens: int, context_length: int) -> None:
+    """Raises ValueError if a prompt is empty or leaves no room for a reply."""
+    if num_tokens == 0:
+        raise ValueError("the prompt is empty")
+    if num_tokens >= context_length:
+        raise ValueError(
+            f"the prompt has {num_tokens} tokens, but the context length is {context_length} and a reply needs at least one of them"
+        )
+
+
 def sampling_params(given: "dict[str, Any] | SamplingParams | None", defaults: dict[str, Any]) -> SamplingParams:
     """Settings from a user's dictionary, over the model's own defaults.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from eagle_rt.cache.pages import PageAllocator
 from eagle_rt.cache.prefix import PrefixCache
-from eagle_rt.engine.request import Request, TokenEvent
+from eagle_rt.engine.request import Request, TokenEvent, check_prompt_length
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,7 @@ class Scheduler:
         Raises:
             ValueError: its prompt is empty, fills the whole context, or its id is in use.
         """
-        num_tokens = len(request.tokens)
-        if num_tokens == 0:
-            raise ValueError("the prompt is empty")
-        if num_tokens >= self.limits.context_length:
-            raise ValueError(
-                f"the prompt has {num_tokens} tokens, but the context length is {self.limits.context_length} "
-                "and a reply needs at least one of them"
-            )
+        check_prompt_length(len(request.tokens), self.limits.context_length)
         if request.id in self.waiting or any(request.id == other.id for other in self.running):
             raise ValueError(f"request id {request.id!r} is already in use")
         request.arrival = self._num_arrivals

@@ -35,6 +35,20 @@ def chat_tokens(
         raise ValueError(f"messages do not fit the model's chat template: {error}") from None
 
 
+Prompts = str | list[int] | list[str] | list[list[int]]
+
+
+def is_single(prompts: Prompts) -> bool:
+    """Whether this is one prompt, as text or as tokens, and not a list of them."""
+    return isinstance(prompts, str) or bool(prompts and isinstance(prompts[0], int))
+
+
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Prompts) -> list[list[int]]:
+    """One or several prompts, as text or as tokens, to lists of tokens."""
+    several = cast(list[str | list[int]], [prompts] if is_single(prompts) else prompts)
+    return [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in several]
+
+
 def decode_tokens(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
     """Text without special tokens."""
     return cast(str, tokenizer.decode(tokens, skip_special_tokens=True))

@@ -13,9 +13,9 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from eagle_rt.engine.engine import reply_dict
-from eagle_rt.engine.request import sampling_params
+from eagle_rt.engine.request import check_prompt_length, sampling_params
 from eagle_rt.engine.text import Reply
-from eagle_rt.models.tokenizer import chat_tokens
+from eagle_rt.models.tokenizer import chat_tokens, encode_prompts, is_single
 from eagle_rt.server.errors import ApiError, add_error_handlers
 from eagle_rt.server.prometheus import EngineCollector
 from eagle_rt.server.protocol import ChatRequest, CompletionRequest, GenerateRequest, OpenAIRequest
@@ -68,7 +68,7 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
     async def complete(body: CompletionRequest, request: Request) -> Response:
         check_model(body)
         generation = service.generate(
-            encode_prompts(service, body.prompt), body.sampling(service.info.sampling_defaults, body.max_tokens)
+            encode_prompts(service.info.tokenizer, body.prompt), body.sampling(service.info.sampling_defaults, body.max_tokens)
         )
         return await openai_response(
             body,
@@ -117,13 +117,12 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
         prompt = body.text if body.text is not None else body.input_ids
         assert prompt is not None
         params = sampling_params(body.sampling_params, service.info.sampling_defaults)
-        generation = service.generate(encode_prompts(service, prompt), params)
+        generation = service.generate(encode_prompts(service.info.tokenizer, prompt), params)
         if body.stream:
             check_lengths(service, generation)
             return StreamingResponse(native_events(generation), media_type="text/event-stream")
         results = [reply_dict(reply) for reply in await finish_or_abort(generation, request)]
-        is_single = isinstance(prompt, str) or isinstance(prompt[0], int)
-        return JSONResponse(results[0] if is_single and params.n == 1 else results)
+        return JSONResponse(results[0] if is_single(prompt) and params.n == 1 else results)
 
     @app.get("/v1/models", dependencies=[Depends(check_key)])
     async def models() -> dict[str, Any]:
@@ -150,22 +149,10 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
     return app
 
 
-def encode_prompts(service: EngineService, prompt: str | list[int] | list[str] | list[list[int]]) -> list[list[int]]:
-    """One or several prompts, as text or as tokens, to lists of tokens."""
-    if len(prompt) == 0:
-        raise ValueError("the prompt is empty")
-    prompts: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
-    return [service.info.tokenizer.encode(one) if isinstance(one, str) else one for one in prompts]
-
-
 def check_lengths(service: EngineService, generation: Generation) -> None:
     """What the engine would reject is better said before a stream begins, with a status code."""
     for reply in generation.replies:
-        if reply.num_prompt_tokens >= service.context_length:
-            raise ValueError(
-                f"the prompt has {reply.num_prompt_tokens} tokens, but the context length is {service.context_length} "
-                "and a reply needs at least one of them"
-            )
+        check_prompt_length(reply.num_prompt_tokens, service.context_length)
 
 
 async def finish_or_abort(generation: Generation, request: Request) -> list[Reply]:

@@ -114,4 +114,6 @@ class GenerateRequest(Strict):
     def has_one_prompt(self) -> "GenerateRequest":
         if (self.text is None) == (self.input_ids is None):
             raise ValueError("give either text or input_ids")
+        if not self.text and not self.input_ids:
+            raise ValueError("the prompt is empty")
         return self

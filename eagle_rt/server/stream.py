@@ -16,6 +16,11 @@ def event(payload: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
+def error_event(error: ValueError | EngineDiedError) -> bytes:
+    """What went wrong after a stream began, when there is no status code left to say it with."""
+    return event(error_body(str(error), "server_error" if isinstance(error, EngineDiedError) else "invalid_request_error"))
+
+
 async def openai_events(
     generation: Generation,
     envelope: Callable[[list[dict[str, Any]]], dict[str, Any]],
@@ -36,7 +41,7 @@ async def openai_events(
         if include_usage:
             yield event({**envelope([]), "usage": generation.usage()})
     except (ValueError, EngineDiedError) as error:
-        yield event(error_body(str(error), "server_error" if isinstance(error, EngineDiedError) else "invalid_request_error"))
+        yield error_event(error)
     yield DONE
 
 
@@ -47,7 +52,7 @@ async def native_events(generation: Generation) -> AsyncIterator[bytes]:
             body = reply_dict(generation.replies[index])
             yield event({**body, "index": index} if len(generation.replies) > 1 else body)
     except (ValueError, EngineDiedError) as error:
-        yield event(error_body(str(error), "server_error" if isinstance(error, EngineDiedError) else "invalid_request_error"))
+        yield error_event(error)
     yield DONE
 
 
