@@ -22,7 +22,7 @@ from eagle_rt.bench.report import print_table
 from eagle_rt.bench.sweep import Measurement, Setting, measure_once, rows
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import NO_SPECULATION, EngineConfig, TreeShape, resolve_device
-from eagle_rt.engine.build import load_models, model_info
+from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.engine.request import SamplingParams
 
 TREES = [(1, 1, 2), (2, 1, 3), (3, 1, 4), (4, 1, 5), (5, 1, 6), (2, 2, 4), (3, 2, 6), (3, 2, 8), (4, 2, 8), (5, 4, 16), (8, 10, 60)]

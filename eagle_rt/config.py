@@ -9,8 +9,12 @@ import torch
 ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+FIT_CHECKS = ("off", "warn", "auto")
+
 # steps, top-k, draft tokens when none is given: on two CPU cores the tree that paid on every prompt set; unmeasured on a GPU.
 DEFAULT_TREE = {"cpu": (3, 2, 8), "cuda": (5, 4, 16)}
+# A multi-token-prediction layer was trained for one step.
+DEFAULT_MTP_TREE = (1, 1, 2)
 
 
 def option(group: str, help: str, default: Any = MISSING, **flag: Any) -> Any:
@@ -41,7 +45,11 @@ class EngineConfig:
     context_length: int | None = option("model", "Longest prompt plus reply, in tokens. Default: the model's own.", None)
 
     speculative_algorithm: str | None = option(
-        "speculation", "EAGLE3 drafts with a head. Unset: one token a step.", None, choices=list(ALGORITHMS)
+        "speculation",
+        "EAGLE3 and EAGLE (1 and 2) draft with a head; EAGLE without one, or NEXTN, drafts with the target's own "
+        "multi-token-prediction layer. Unset: one token a step.",
+        None,
+        choices=list(ALGORITHMS),
     )
     speculative_draft_model_path: str | None = option(
         "speculation", "Checkpoint of the head: a folder or a hub id.", None, names=["--speculative-draft-model"]
@@ -61,7 +69,24 @@ class EngineConfig:
         type=int,
     )
     speculative_token_map: str | None = option(
-        "speculation", "Reduced draft vocabulary for EAGLE heads. EAGLE3 heads carry their own, and ignore it.", None
+        "speculation",
+        "Draft only these tokens (FR-Spec): a list of target ids as .pt, .safetensors or .json, a file here or hub repo/file. An "
+        "EAGLE3 head drafts those of them that are in its own vocabulary.",
+        None,
+    )
+    speculative_aux_layers: tuple[int, ...] | None = option(
+        "speculation",
+        "Target layers whose input an EAGLE3 head is fed with, low to high, instead of what its config says.",
+        None,
+        type=int,
+        nargs="+",
+    )
+    speculative_fit_check: str = option(
+        "speculation",
+        "Measure at start how often the head foresees the target's next token: warn where it does not fit, or take the feature "
+        "layers that fit better (auto).",
+        "warn",
+        choices=list(FIT_CHECKS),
     )
 
     mem_fraction_static: float | None = option(
@@ -97,6 +122,13 @@ class EngineConfig:
         require(self.dtype in ("auto", *DTYPES), "dtype", self.dtype, f"one of auto, {', '.join(DTYPES)}")
         algorithm = self.speculative_algorithm
         require(algorithm in (None, *ALGORITHMS), "speculative_algorithm", algorithm, f"one of {', '.join(ALGORITHMS)}")
+        fit_check = self.speculative_fit_check
+        require(fit_check in FIT_CHECKS, "speculative_fit_check", fit_check, f"one of {', '.join(FIT_CHECKS)}")
+
+    @property
+    def drafts_with_own_layers(self) -> bool:
+        """The target's own multi-token-prediction layer drafts, and no head."""
+        return bool(self.speculative_algorithm in ("EAGLE", "NEXTN") and self.model_path and not self.speculative_draft_model_path)
 
 
 def require(condition: bool, name: str, value: object, expectation: str) -> None:
@@ -147,10 +179,11 @@ def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str
     given = (config.speculative_num_steps, config.speculative_eagle_topk, config.speculative_num_draft_tokens)
     if config.speculative_algorithm is None:
         if any(value is not None for value in given):
-            raise ValueError("--speculative-num-steps, -eagle-topk and -num-draft-tokens need --speculative-algorithm EAGLE3")
+            raise ValueError("--speculative-num-steps, -eagle-topk and -num-draft-tokens need --speculative-algorithm")
         return NO_SPECULATION, []
 
-    default_steps, default_top_k, default_tokens = DEFAULT_TREE[device]
+    default = DEFAULT_MTP_TREE if config.drafts_with_own_layers else DEFAULT_TREE[device]
+    default_steps, default_top_k, default_tokens = default
     num_steps = given[0] if given[0] is not None else default_steps
     top_k = given[1] if given[1] is not None else default_top_k
     require(num_steps >= 1, "speculative_num_steps", num_steps, "at least 1")
@@ -196,8 +229,6 @@ def unused_options(config: EngineConfig) -> list[str]:
         lines.append("--enable-torch-compile: compiling is not available yet, the model runs eagerly")
     if config.cuda_graph_max_bs is not None:
         lines.append("--cuda-graph-max-bs: CUDA graphs are not available yet, steps run eagerly")
-    if config.speculative_token_map is not None:
-        lines.append("--speculative-token-map: ignored, an EAGLE3 head carries its own draft vocabulary (d2t)")
     return lines
 
 

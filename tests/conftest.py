@@ -3,7 +3,7 @@ from pathlib import Path
 import checkpoints
 import pytest
 
-from eagle_rt.engine.build import BUILT_IN
+from eagle_rt.engine.load import BUILT_IN
 
 
 @pytest.fixture(scope="session")

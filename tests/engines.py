@@ -10,8 +10,9 @@ from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.config import EngineConfig
-from eagle_rt.engine.build import build_core, model_info
+from eagle_rt.engine.build import build_core
 from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.load import model_info
 from eagle_rt.engine.request import SamplingParams, TokenEvent
 from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.spec import model_spec, read_config
@@ -22,14 +23,17 @@ Tree = tuple[int, int, int]
 def make_core(target_dir: Path, head_dir: Path | None = None, tree: Tree | None = None, **options: Any) -> EngineCore:
     """An engine core; with a tree (steps, top-k, tokens) it drafts."""
     if tree:
-        options |= {
+        options = {
             "speculative_algorithm": "EAGLE3",
             "speculative_draft_model_path": str(head_dir),
             "speculative_num_steps": tree[0],
             "speculative_eagle_topk": tree[1],
             "speculative_num_draft_tokens": tree[2],
+            **options,
         }
-    config = EngineConfig(model_path=str(target_dir), **{"max_total_tokens": 4096, "device": "cpu", **options})
+    config = EngineConfig(
+        model_path=str(target_dir), **{"max_total_tokens": 4096, "device": "cpu", "speculative_fit_check": "off", **options}
+    )
     return build_core(config, model_info(config))[0]
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from eagle_rt.bench.sweep import generate
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig
-from eagle_rt.engine.build import model_info
+from eagle_rt.engine.load import model_info
 from eagle_rt.engine.request import SamplingParams
 
 

@@ -7,7 +7,7 @@ import pytest
 from eagle_rt.bench.lossless import Difference, Variant, check
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import NO_SPECULATION, EngineConfig, TreeShape, resolve_device
-from eagle_rt.engine.build import LoadedModels, load_models, model_info
+from eagle_rt.engine.load import LoadedModels, load_models, model_info
 
 
 @pytest.fixture(scope="module")

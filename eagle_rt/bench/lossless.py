@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from eagle_rt.bench.sweep import Setting, core_for
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import NO_SPECULATION, EngineConfig, TreeShape, add_flags, config_from_args, resolve_device
-from eagle_rt.engine.build import LoadedModels, load_models, model_info
+from eagle_rt.engine.load import LoadedModels, load_models, model_info
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.speculate.sampler import filter_tokens

@@ -8,8 +8,9 @@ from typing import Any
 
 from eagle_rt.bench.workload import Workload
 from eagle_rt.config import NO_SPECULATION, EngineConfig, TreeShape, num_tree_nodes
-from eagle_rt.engine.build import LoadedModels, make_core
+from eagle_rt.engine.assemble import make_core
 from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.request import SamplingParams
 

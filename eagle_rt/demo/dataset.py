@@ -1,5 +1,6 @@
 """The dialogues that the built-in pair is trained on, as messages and as packed token rows."""
 
+import argparse
 import json
 import random
 import re
@@ -12,6 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from eagle_rt.models.tokenizer import chat_tokens
+
+HELD_OUT_FRACTION = 0.02
+SEED = 0
 
 Message = dict[str, str]
 Dialogue = list[Message]
@@ -102,3 +106,17 @@ def held_out_split(dialogues: list[Dialogue], fraction: float, seed: int) -> tup
 def texts(dialogues: list[Dialogue]) -> Iterator[str]:
     """Every message's text, for training a tokenizer."""
     return (message["content"] for dialogue in dialogues for message in dialogue)
+
+
+def main() -> None:
+    """Write the training dialogues as JSON lines of `messages`, for `python -m eagle_rt.train prepare`."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="folder with gsm8k_train.jsonl, roleplay.json, codegen.json")
+    parser.add_argument("--output", type=Path, required=True, help="JSON lines")
+    args = parser.parse_args()
+    training, _ = held_out_split(load_dialogues(args.data), HELD_OUT_FRACTION, SEED)
+    args.output.write_text("".join(json.dumps({"messages": dialogue}) + "\n" for dialogue in training))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,13 +8,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from eagle_rt.demo.dataset import PackedText, held_out_split, load_dialogues, pack, texts
+from eagle_rt.demo.dataset import HELD_OUT_FRACTION, SEED, PackedText, held_out_split, load_dialogues, pack, texts
 from eagle_rt.demo.tokenizer import VOCAB_SIZE, train_tokenizer
-from eagle_rt.train.loop import LoopConfig, Metrics, fit, optimizers_for
+from eagle_rt.train.loop import LoopConfig, Metrics, fit, muon_for
 
 ROW_LENGTH = 512
-HELD_OUT_FRACTION = 0.02
-SEED = 0
 
 
 def target_config() -> LlamaConfig:
@@ -56,7 +54,7 @@ def train(data_dir: Path, run_dir: Path, output_dir: Path, *, num_steps: int, ba
 
     model = LlamaForCausalLM(target_config())
 
-    def loss_at(step: int) -> tuple[Tensor, Metrics]:
+    def loss_at(step: int, part: int) -> tuple[Tensor, Metrics]:
         return language_model_loss(model, training.batch(step, batch_size, SEED).tokens), {}
 
     def evaluate() -> Metrics:
@@ -64,7 +62,7 @@ def train(data_dir: Path, run_dir: Path, output_dir: Path, *, num_steps: int, ba
             losses = [language_model_loss(model, rows).item() for rows in held_out.tokens.split(batch_size)]
         return {"held_out_loss": sum(losses) / len(losses)}
 
-    fit(model, optimizers_for(model, matrix_lr=0.02, other_lr=3e-3), loss_at, LoopConfig(num_steps), run_dir, evaluate)
+    fit(model, muon_for(model, matrix_lr=0.02, other_lr=3e-3), loss_at, LoopConfig(num_steps), run_dir, evaluate)
 
     tokenizer.save_pretrained(output_dir)
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=3, pad_token_id=0)

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from eagle_rt.config import EngineConfig
-from eagle_rt.engine.build import build_core, model_info
+from eagle_rt.engine.build import build_core
+from eagle_rt.engine.load import model_info
 from eagle_rt.engine.loop import run_loop
 from eagle_rt.engine.messages import Abort, Command, Failed, Rejected, Report, Shutdown, Submit
 from eagle_rt.engine.metrics import EngineMetrics

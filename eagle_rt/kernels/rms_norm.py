@@ -15,6 +15,7 @@ class RMSNorm:
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         size = weight.shape[0]
+        self.weight = weight
         self._scaled_weight = weight.float() * math.sqrt(size)
         self._floor = torch.tensor(math.sqrt(size * eps), device=weight.device)
 

@@ -10,49 +10,42 @@ from torch.nn import functional
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.models.layers import Attention, FeedForward, ForwardContext, Linear, linear, norm
+from eagle_rt.models.layers import Block, ForwardContext, Linear, linear, norm
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.spec import ModelSpec
 from eagle_rt.models.weights import Checkpoint
+
+# Stands for the final norm's output, what the output layer reads, where features of a layer are asked for.
+FINAL_NORM = -1
 
 
 @dataclass(frozen=True)
 class TargetOutput:
     """hidden: [T, H] after the final norm; features: [T, len(feature_layers) * H], the residual stream that enters those
-    layers, side by side; None if no layers were asked for."""
+    layers (or FINAL_NORM), side by side; None if no layers were asked for."""
 
     hidden: Tensor
     features: Tensor | None
 
 
-class DecoderLayer:
-    def __init__(self, checkpoint: Checkpoint, index: int, spec: ModelSpec) -> None:
-        prefix, shape = f"model.layers.{index}", spec.shape
-        self._index = index
-        self._attention = Attention(checkpoint, f"{prefix}.self_attn", shape, shape.hidden_size, spec.windows[index])
-        self._feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape)
-        self._attention_norm = norm(checkpoint, f"{prefix}.input_layernorm", shape)
-        self._feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", shape)
-
-    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:
-        x = x + self._attention(self._attention_norm(x), self._index, context)
-        return x + self._feed_forward(self._feed_forward_norm(x))
-
-
 class Decoder:
     """A Llama-like decoder on a paged cache.
 
-    feature_layers: layers whose input is handed to the draft head; num_layers means the output of the last one.
+    feature_layers: layers whose input is handed to the draft head; num_layers means the output of the last one, and
+    FINAL_NORM that output after the final norm.
     """
 
     def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, *, context_length: int, dtype: torch.dtype, device: str) -> None:
         self.spec = spec
         shape, vocab_size = spec.shape, spec.vocab_size
-        self.embedding = checkpoint.take("model.embed_tokens.weight", (vocab_size, shape.hidden_size))
-        self._layers = [DecoderLayer(checkpoint, index, spec) for index in range(spec.num_layers)]
-        self._final_norm = norm(checkpoint, "model.norm", shape)
+        size, eps = shape.hidden_size, shape.rms_norm_eps
+        self.embedding = checkpoint.take("model.embed_tokens.weight", (vocab_size, size))
+        names = [f"model.layers.{index}" for index in range(spec.num_layers)]
+        self._norms = [norm(checkpoint, f"{name}.input_layernorm", size, eps) for name in names]
+        self._blocks = [Block(checkpoint, name, shape, size, window) for name, window in zip(names, spec.windows, strict=True)]
+        self.final_norm = norm(checkpoint, "model.norm", size, eps)
         is_tied = spec.tie_word_embeddings or "lm_head.weight" not in checkpoint
-        self._lm_head = Linear(self.embedding) if is_tied else linear(checkpoint, "lm_head", vocab_size, shape.hidden_size)
+        self.lm_head = Linear(self.embedding) if is_tied else linear(checkpoint, "lm_head", vocab_size, size)
         self._rope = Rope(spec.rope, context_length, dtype, device)
 
     def forward(self, batch: Batch, pool: KVPool, backend: AttentionBackend, feature_layers: tuple[int, ...] = ()) -> TargetOutput:
@@ -60,16 +53,17 @@ class Decoder:
         context = ForwardContext(batch, pool, backend, backend.plan(batch), *self._rope.cos_sin(batch.positions))
         x = functional.embedding(batch.tokens, self.embedding)
         captured = {}
-        for index, layer in enumerate(self._layers):
+        for index, (block, block_norm) in enumerate(zip(self._blocks, self._norms, strict=True)):
             captured[index] = x
-            x = layer(x, context)
-        captured[len(self._layers)] = x
+            x = block(x, block_norm(x), index, context)
+        hidden = self.final_norm(x)
+        captured |= {self.spec.num_layers: x, FINAL_NORM: hidden}
         features = torch.cat([captured[index] for index in feature_layers], dim=-1) if feature_layers else None
-        return TargetOutput(self._final_norm(x), features)
+        return TargetOutput(hidden, features)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] final hidden states to [R, V] float32 logits."""
-        return self._lm_head(hidden).float()
+        return self.lm_head(hidden).float()
 
 
 def load_decoder(model_dir: Path, spec: ModelSpec, *, context_length: int, dtype: torch.dtype, device: str) -> Decoder:

@@ -28,6 +28,10 @@ class Linear:
         self.bias = bias
         self._packed = PackedProduct(self.weight.t()) if can_pack(weight) else None
 
+    def rows(self, kept: Tensor) -> "Linear":
+        """Only the outputs [R] that `kept` names."""
+        return Linear(self.weight[:, kept].t(), None if self.bias is None else self.bias[kept])
+
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed and 1 < x.shape[0] <= NUM_PACKED_ROWS:
             return self._packed(x, self.bias)
@@ -89,6 +93,19 @@ class FeedForward:
         return self._down(silu_and_mul(self._gate_and_up(x)))
 
 
+class Block:
+    """Attention and feed-forward part of one decoder layer; the norm before attention is its caller's."""
+
+    def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape, input_size: int, window: int | None = None) -> None:
+        self._attention = Attention(checkpoint, f"{prefix}.self_attn", shape, input_size, window)
+        self._feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", shape.hidden_size, shape.rms_norm_eps)
+        self._feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape)
+
+    def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: ForwardContext) -> Tensor:
+        x = x + self._attention(attention_input, layer, context)
+        return x + self._feed_forward(self._feed_forward_norm(x))
+
+
 def linear(checkpoint: Checkpoint, name: str, out_size: int, in_size: int) -> Linear:
     weight = checkpoint.take(f"{name}.weight", (out_size, in_size))
     return Linear(weight, checkpoint.take_optional(f"{name}.bias", (out_size,)))
@@ -101,5 +118,9 @@ def merged_linear(checkpoint: Checkpoint, out_sizes: dict[str, int], in_size: in
     return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
 
 
-def norm(checkpoint: Checkpoint, name: str, shape: LayerShape) -> RMSNorm:
-    return RMSNorm(checkpoint.take(f"{name}.weight", (shape.hidden_size,)), shape.rms_norm_eps)
+def norm(checkpoint: Checkpoint, name: str, size: int, eps: float) -> RMSNorm:
+    return RMSNorm(checkpoint.take(f"{name}.weight", (size,)), eps)
+
+
+def optional_norm(checkpoint: Checkpoint, name: str, size: int, eps: float) -> RMSNorm | None:
+    return norm(checkpoint, name, size, eps) if f"{name}.weight" in checkpoint else None

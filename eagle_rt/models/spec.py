@@ -12,7 +12,13 @@ from eagle_rt.models.rope import RopeSpec, rope_from_config
 
 # Architectures, and whether the config's `sliding_window` applies where `use_sliding_window` is not set (None: it never does).
 # Everything else in which they differ (biases, norms on queries and keys) is read off the tensors in the file.
-FAMILIES = {"LlamaForCausalLM": None, "MistralForCausalLM": True, "Qwen2ForCausalLM": False, "Qwen3ForCausalLM": False}
+FAMILIES = {
+    "LlamaForCausalLM": None,
+    "MistralForCausalLM": True,
+    "Qwen2ForCausalLM": False,
+    "Qwen3ForCausalLM": False,
+    "MiMoForCausalLM": False,
+}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Reading tensors from Hugging Face checkpoints: one file or many shards, safetensors or weights-only pickles."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -32,21 +33,39 @@ def checkpoint_dir(path_or_id: str, revision: str | None = None) -> Path:
         raise FileNotFoundError(f"{path_or_id} is neither a folder here nor a hub id that can be fetched: {reason}") from None
 
 
+Rename = Callable[[str], str | None]
+
+
 class Checkpoint:
     """The tensors of one checkpoint, taken by name; each is read from disk when it is taken.
+
+    `rename` turns a stored name into the one that it is taken by, or into None for tensors that are none of the reader's concern.
 
     Raises (from any method):
         FileNotFoundError: a file that should hold tensors is missing.
         ValueError: a file is damaged, or a tensor is missing or of another shape than asked for.
     """
 
-    def __init__(self, model_dir: Path, dtype: torch.dtype, device: str, description: str) -> None:
+    def __init__(self, model_dir: Path, dtype: torch.dtype, device: str, description: str, rename: Rename = str) -> None:
         self.model_dir = model_dir
         self._dtype, self._device = dtype, device
-        self._file_of = tensor_files(model_dir)
+        self._file_of: dict[str, Path] = {}
+        self._stored_name: dict[str, str] = {}
+        for stored, file in tensor_files(model_dir).items():
+            name = rename(stored)
+            if name is None:
+                continue
+            if name in self._stored_name:
+                raise ValueError(f"{model_dir} holds both {self._stored_name[name]} and {stored}, which mean the same tensor")
+            self._file_of[name], self._stored_name[name] = file, stored
         self._open_files: dict[Path, dict[str, Tensor] | safe_open] = {}
         self._untaken = set(self._file_of)
         self._progress = tqdm(total=len(self._file_of), desc=f"loading {description}", unit="tensor", leave=False, disable=None)
+
+    @property
+    def names(self) -> list[str]:
+        """As they are stored."""
+        return list(self._stored_name.values())
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
@@ -62,20 +81,27 @@ class Checkpoint:
         """A tensor as it is stored: for index tables."""
         if name not in self._file_of:
             raise ValueError(f"tensor {name} is missing from the checkpoint in {self.model_dir}")
-        file = self._file_of[name]
+        file, stored = self._file_of[name], self._stored_name[name]
         opened = self._open(file)
-        tensor = opened[name] if isinstance(opened, dict) else opened.get_tensor(name)
+        try:
+            tensor = opened[stored] if isinstance(opened, dict) else opened.get_tensor(stored)
+        except (SafetensorError, KeyError) as error:
+            raise ValueError(f"{file} is damaged or only partly downloaded ({error})") from None
         if tuple(tensor.shape) != shape:
-            raise ValueError(f"tensor {name} in {file} has shape {list(tensor.shape)}, but config.json implies {list(shape)}")
+            raise ValueError(f"tensor {stored} in {file} has shape {list(tensor.shape)}, but config.json implies {list(shape)}")
         self._untaken.discard(name)
         self._progress.update()
         return tensor
+
+    def skip(self, name: str) -> None:
+        """Count a tensor that may be there as known, without reading it."""
+        self._untaken.discard(name)
 
     def finish(self) -> list[str]:
         """Close the files; the names that nobody took."""
         self._progress.close()
         self._open_files.clear()
-        return sorted(self._untaken)
+        return sorted(self._stored_name[name] for name in self._untaken)
 
     def _open(self, file: Path) -> "dict[str, Tensor] | safe_open":
         if file not in self._open_files:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 
 from eagle_rt.config import EngineConfig
-from eagle_rt.engine.build import model_info
+from eagle_rt.engine.load import model_info
 from eagle_rt.server.app import create_app
 from eagle_rt.server.service import EngineDiedError, EngineService
 

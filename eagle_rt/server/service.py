@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import zmq
 import zmq.asyncio
 
 from eagle_rt.config import EngineConfig
-from eagle_rt.engine.build import ModelInfo
 from eagle_rt.engine.engine import nth_params
+from eagle_rt.engine.load import ModelInfo
 from eagle_rt.engine.messages import Abort, Command, Failed, Rejected, Shutdown, Started, Submit, decode, encode
 from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.request import SamplingParams, TokenEvent
@@ -70,7 +71,9 @@ class EngineService:
     async def stop(self) -> None:
         """Let the engine process end, and wait for it."""
         if self._process.is_alive():
-            await self._send(Shutdown())
+            # A worker that has failed closes its sockets before it ends: waiting for a reader could take forever.
+            with suppress(zmq.Again):
+                await self._commands.send(encode(Shutdown()), zmq.DONTWAIT)
             await asyncio.to_thread(self._process.join, 10)
         if self._process.is_alive():
             self._process.kill()

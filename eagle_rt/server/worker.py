@@ -8,7 +8,8 @@ import traceback
 import zmq
 
 from eagle_rt.config import EngineConfig
-from eagle_rt.engine.build import build_core, model_info
+from eagle_rt.engine.build import build_core
+from eagle_rt.engine.load import model_info
 from eagle_rt.engine.loop import run_loop
 from eagle_rt.engine.messages import Command, Failed, Report, Shutdown, Started, decode, encode
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.models.heads import DraftHead
+from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.speculate.sequences import DecodeSequences
 from eagle_rt.tree.draft_tree import DraftTree
 from eagle_rt.tree.expand import first_level, next_level

@@ -31,16 +31,19 @@ def from_offsets(offsets: Tensor, target_vocab_size: int) -> TokenMap:
         ValueError: an id falls outside the target's vocabulary, or two draft ids share one.
     """
     target_ids = torch.arange(len(offsets)) + offsets.to(torch.int64).cpu()
-    check_target_ids(target_ids, target_vocab_size)
+    check_target_ids(target_ids, target_vocab_size, "the head's d2t")
     return TokenMap(target_ids)
 
 
-def check_target_ids(target_ids: Tensor, target_vocab_size: int) -> None:
+def check_target_ids(target_ids: Tensor, target_vocab_size: int, source: str) -> None:
+    """Raises ValueError, naming `source`, if an id falls outside the target's vocabulary or stands there twice."""
     outside = target_ids[(target_ids < 0) | (target_ids >= target_vocab_size)]
     if len(outside):
         raise ValueError(
-            f"the draft vocabulary maps to target id {int(outside[0])}, but the target has only ids below "
-            f"{target_vocab_size}: this head was made for another target"
+            f"{source} maps to target id {int(outside[0])}, but the target has only ids below {target_vocab_size}: "
+            "it was made for another target"
         )
-    if len(target_ids.unique()) != len(target_ids):
-        raise ValueError("the draft vocabulary maps two draft ids to the same target id: the d2t tensor is damaged")
+    ordered = target_ids.sort().values
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(repeated):
+        raise ValueError(f"{source} maps to target id {int(repeated[0])} twice: the file is damaged")

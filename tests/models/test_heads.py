@@ -1,46 +1,125 @@
-"""The EAGLE-3 head, and the trees that are drafted with it, against a slow implementation."""
+"""Every published head layout against a slow implementation: logits along a path, and whole trees, node for node."""
 
 import json
-import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import checkpoints
+import head_layouts
 import pytest
 import torch
 from engines import load_target, make_core, random_prompts
-from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from head_layouts import EAGLE3_LAYOUTS, FINAL, LAYOUTS, Written, write_head
+from torch import Tensor
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 from tree import brute_force
 
+from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.batch import Batch
+from eagle_rt.cache.pool import KVPool
 from eagle_rt.engine.prepare import decode_sequences
 from eagle_rt.engine.request import SamplingParams
-from eagle_rt.models.heads import load_eagle3_head
+from eagle_rt.models.decoder import FINAL_NORM
+from eagle_rt.models.heads.base import Head
+from eagle_rt.models.heads.load import load_head, load_mtp_head
 from models.slow_head import SlowHead
 
 TREES = [(1, 3, 4), (3, 1, 4), (4, 3, 12), (5, 4, 16), (3, 8, 40)]
+TEXT = random_prompts(1, seed=5, longest=40)[0] + [7, 8, 9]
+
+
+@pytest.fixture(scope="session")
+def mimo(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return head_layouts.write_mimo(tmp_path_factory.mktemp("mimo"))
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory, target_dir: Path) -> dict[str, Written]:
+    return {name: write_head(name, tmp_path_factory.mktemp("heads") / name, target_dir) for name in LAYOUTS}
+
+
+def algorithm(name: str) -> str:
+    return "EAGLE3" if name in EAGLE3_LAYOUTS else "EAGLE"
+
+
+def load(head_dir: Path, target_dir: Path, name: str = "EAGLE3") -> Head:
+    return load_head(head_dir, load_target(target_dir), name, torch.float32, "cpu")[0]
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("tree_shape", TREES, ids=str)
-def test_trees_equal_the_slow_head_node_for_node(target_dir: Path, head_dir: Path, tree_shape: tuple[int, int, int]) -> None:
-    """Ten contexts a shape: some straight after the prompt, some after steps whose rows were drafted and then replaced."""
-    model = AutoModelForCausalLM.from_pretrained(target_dir, attn_implementation="eager")
-    slow = SlowHead(head_dir, model.get_input_embeddings().weight)
+def true_features(target_dir: Path, text: list[int], layers: tuple[int, ...]) -> Tensor:
+    """[len(text) - 1, F] by transformers: the inputs of layers, or the final norm's output."""
+    is_mimo = json.loads((target_dir / "config.json").read_text())["model_type"] == "mimo"
+    loader: Any = Qwen2ForCausalLM if is_mimo else AutoModelForCausalLM
+    model = loader.from_pretrained(target_dir, attn_implementation="eager", dtype=torch.float32)
+    states = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+    # transformers' last hidden state has been through the final norm.
+    return torch.cat([states[-1 if layer == FINAL else layer][0] for layer in layers], dim=-1)
+
+
+@torch.inference_mode()
+def logits_along(head: Head, text: list[int], features: Tensor, path: tuple[int, ...]) -> list[Tensor]:
+    """Our head's logits after a text, and after each draft id of a path below it."""
+    length = len(text) - 1
+    shape = head.shape
+    pool = KVPool(head.num_layers, length + len(path), shape.num_kv_heads, shape.head_dim, torch.float32, "cpu")
+
+    def batch(first: int, tokens: list[int]) -> Batch:
+        end = first + len(tokens)
+        rows = torch.arange(first, end)
+        return Batch(torch.tensor(tokens), rows, rows, (0, len(tokens)), (end,), (slice(0, end),), None)
+
+    backend = ReferenceAttention(torch.float32)
+    rows = batch(0, text[1:])
+    state = head.forward(rows.tokens, head.fuse(features), rows, pool, backend)[-1:]
+    results = [head.logits(state)[0]]
+    for depth, draft_id in enumerate(path):
+        row = batch(length + depth, [int(head.token_map.target_ids[draft_id])])
+        state = head.forward(row.tokens, state, row, pool, backend)
+        results.append(head.logits(state)[0])
+    return results
+
+
+def check_logits(head: Head, slow: SlowHead, target_dir: Path, layers: tuple[int, ...]) -> None:
+    assert head.feature_layers == tuple(FINAL_NORM if layer == FINAL else layer for layer in layers)
+    assert torch.equal(head.token_map.target_ids, slow.target_ids)
+    features = true_features(target_dir, TEXT, layers)
+    path = (3, 99, 0, 42)
+    for depth, logits in enumerate(logits_along(head, TEXT, features, path)):
+        expected = slow.logits_after(TEXT, features, path[:depth])
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_logits_at_depths_one_to_five(written: dict[str, Written], target_dir: Path, name: str) -> None:
+    head = load(written[name].directory, target_dir, algorithm(name))
+    check_logits(head, written[name].slow, target_dir, written[name].feature_layers)
+
+
+def test_logits_of_a_targets_own_layer(mimo: Written) -> None:
+    head, unused = load_mtp_head(mimo.directory, load_target(mimo.directory), torch.float32, "cpu")
+    assert unused == []
+    check_logits(head, mimo.slow, mimo.directory, mimo.feature_layers)
+
+
+@torch.inference_mode()
+def check_trees(written: Written, target_dir: Path, tree_shape: tuple[int, int, int], count: int, **options: Any) -> None:
+    """Some contexts straight after the prompt, some after steps whose rows were drafted and then replaced."""
     num_steps, top_k, num_nodes = tree_shape
-    core = make_core(target_dir, head_dir, tree_shape, page_size=4, chunked_prefill_size=16)
-    for index, prompt in enumerate(random_prompts(10, seed=sum(tree_shape), longest=40)):
+    core = make_core(target_dir, written.directory, tree_shape, page_size=4, chunked_prefill_size=16, **options)
+    for index, prompt in enumerate(random_prompts(count, seed=sum(tree_shape), longest=40)):
         core.submit(f"r{index}", prompt, SamplingParams(temperature=0, max_new_tokens=100, ignore_eos=True))
-    for _ in range(22):
+    for _ in range(2 * count + 2):
         core.step()
     requests = tuple(request for request in core.scheduler.running if not request.is_prefilling)
-    assert len(requests) == 10
+    assert len(requests) == count
     core.scheduler.plan()
     num_scratch = core.scheduler.limits.num_scratch
     tree = core.runner._drafter.propose(decode_sequences(requests, num_scratch, 4, "cpu"))
 
+    slow = written.slow
     for row, request in enumerate(requests):
-        states = model(torch.tensor([request.tokens[:-1]]), output_hidden_states=True).hidden_states
-        features = torch.cat([states[layer][0] for layer in (2, 4, 5)], dim=-1)
+        features = true_features(target_dir, request.tokens, written.feature_layers)
         cache: dict[brute_force.Path, list[float]] = {}
 
         def logits_after(path: brute_force.Path, request=request, features=features, cache=cache) -> list[float]:
@@ -51,7 +130,7 @@ def test_trees_equal_the_slow_head_node_for_node(target_dir: Path, head_dir: Pat
         scores = brute_force.expand(num_steps, top_k, logits_after)
         paths = list(scores)
         chosen = brute_force.best_subtree(list(scores.values()), num_nodes - 1)
-        target_ids = (torch.arange(160) + slow.weights["d2t"]).tolist()
+        target_ids = slow.target_ids.tolist()
         expected = {tuple(target_ids[draft] for draft in paths[node]): scores[paths[node]] for node in chosen}
 
         found: list[tuple[int, ...]] = [()]
@@ -62,50 +141,94 @@ def test_trees_equal_the_slow_head_node_for_node(target_dir: Path, head_dir: Pat
             assert float(tree.scores[row, node]) == pytest.approx(expected[found[node]], abs=1e-3)
 
 
-def load(head: Path, target: Path) -> object:
-    return load_eagle3_head(head, load_target(target), torch.float32, "cpu")
+@pytest.mark.parametrize("tree_shape", TREES, ids=str)
+def test_trees_of_every_shape(written: dict[str, Written], target_dir: Path, tree_shape: tuple[int, int, int]) -> None:
+    check_trees(written["eagle3-yuhuili"], target_dir, tree_shape, 10)
 
 
-def test_feature_layers_follow_the_config(target_dir: Path, tmp_path: Path) -> None:
-    for given, expected in ((None, (2, 4, 5)), ([1, 3, 5], (2, 4, 6)), ([2, 4, 6], (2, 4, 6))):
-        head_dir = checkpoints.write_eagle3_head(tmp_path / str(given), eagle_config={"eagle_aux_hidden_state_layer_ids": given})
-        head, _ = load_eagle3_head(head_dir, load_target(target_dir), torch.float32, "cpu")
-        assert head.feature_layers == expected
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_trees_of_every_layout(written: dict[str, Written], target_dir: Path, name: str) -> None:
+    check_trees(written[name], target_dir, (5, 4, 16), 3, speculative_algorithm=algorithm(name))
+
+
+def test_trees_of_a_targets_own_layer(mimo: Written) -> None:
+    own = {"speculative_algorithm": "NEXTN", "speculative_draft_model_path": None}
+    check_trees(mimo, mimo.directory, (5, 4, 16), 3, **own)
+
+
+# A variant's flag, told wrongly: the layout it belongs to, and the fields of its config.json.
+FLIPS: list[tuple[str, dict[str, Any]]] = [
+    ("eagle-llama3", {"rope_theta": 10000.0}),
+    ("eagle-vicuna", {"rope_theta": 500000.0}),
+    ("eagle3-yuhuili", {"rope_theta": 500000.0}),
+    ("eagle3-yuhuili", {"rms_norm_eps": 1.0}),
+    ("eagle3-yuhuili", {"norm_before_residual": True}),
+    ("eagle3-yuhuili", {"eagle_aux_hidden_state_layer_ids": [3, 4, 5]}),
+    ("eagle3-yuhuili", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 5]}}),
+    ("eagle3-specforge", {"rope_scaling": None}),
+    ("eagle3-specforge", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]}}),
+    ("eagle3-nvidia", {"eagle_config": {}}),
+    ("eagle3-speculators", {"norm_before_residual": False}),
+    ("eagle3.1", {"norm_output": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), FLIPS, ids=str)
+def test_a_flag_told_wrongly_changes_the_draft(target_dir: Path, tmp_path: Path, name: str, change: dict[str, Any]) -> None:
+    """So that no flag is read and then forgotten; `norm_output` shows from depth 2 on."""
+    right = write_head(name, tmp_path / "head", target_dir)
+    file = right.directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    head = load(right.directory, target_dir, algorithm(name))
+    path = (3,)
+    layers = tuple(FINAL if layer == FINAL_NORM else layer for layer in head.feature_layers)
+    logits = logits_along(head, TEXT, true_features(target_dir, TEXT, layers), path)[-1]
+    expected = right.slow.logits_after(TEXT, true_features(target_dir, TEXT, right.feature_layers), path)
+    assert (logits - expected).abs().max() > 0.01
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("name", "part"),
     [
-        ({"hidden_size": 128}, "hidden_size is 128 and the target's 64"),
-        ({"vocab_size": 999}, "vocab_size is 999 and the target's 262"),
-        ({"draft_vocab_size": 100}, r"lm_head\.weight .* has shape \[160, 64\]"),
-        ({"intermediate_size": 97}, r"midlayer\.mlp\.gate_proj\.weight .* has shape \[96, 64\]"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 90]}, "features of layer 90"),
+        ("eagle-vicuna", "fc_bias"),
+        ("eagle-qwen2", "q_bias"),
+        ("eagle-llama3", "embedding"),
+        ("eagle3-nvidia", "all_features_norm"),
+        ("eagle3.1", "feature_norms"),
+        ("eagle3.1-legacy", "feature_norms"),
+        ("eagle3-speculators", "embedding"),
     ],
 )
-def test_a_head_that_does_not_fit_says_where(target_dir: Path, tmp_path: Path, change: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        load(checkpoints.write_eagle3_head(tmp_path / "head", **change), target_dir)
+def test_a_part_that_only_some_files_hold_matters(written: dict[str, Written], target_dir: Path, name: str, part: str) -> None:
+    """The slow twin without the part disagrees: the layouts' tests can tell."""
+    slow = written[name].slow
+    features = true_features(target_dir, TEXT, written[name].feature_layers)
+    without: Any = {"feature_norms": [], "embedding": torch.zeros_like(slow.parts.embedding)}.get(part)
+    if part == "q_bias":
+        changed = replace(slow.parts, layers=[replace(slow.parts.layers[0], q_bias=None)])
+    else:
+        changed = replace(slow.parts, **{part: without})
+    difference = SlowHead(changed).logits_after(TEXT, features, ()) - slow.logits_after(TEXT, features, ())
+    assert difference.abs().max() > 0.01
 
 
-def test_a_map_out_of_the_vocabulary_is_refused(target_dir: Path, head_dir: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(head_dir, tmp_path / "copy"))
-    tensors = load_file(copy / "model.safetensors")
-    tensors["d2t"][-1] += 500
-    save_file(tensors, copy / "model.safetensors")
-    with pytest.raises(ValueError, match="the target has only ids below 262"):
-        load(copy, target_dir)
-    del tensors["d2t"]
-    save_file(tensors, copy / "model.safetensors")
-    with pytest.raises(ValueError, match="no d2t tensor"):
-        load(copy, target_dir)
+@pytest.mark.parametrize(
+    "changes", [{"hidden_first": False}, {"recursion_is_normed": False}, {"first_row_has_no_token": False}], ids=str
+)
+def test_the_conventions_of_mtp_matter(mimo: Written, changes: dict[str, bool]) -> None:
+    features = true_features(mimo.directory, TEXT, (FINAL,))
+    changed = SlowHead(replace(mimo.slow.parts, **changes)).logits_after(TEXT, features, (3,))
+    assert (changed - mimo.slow.logits_after(TEXT, features, (3,))).abs().max() > 0.01
 
 
-def test_unused_tensors_are_reported(target_dir: Path, head_dir: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(head_dir, tmp_path / "copy"))
-    tensors = load_file(copy / "model.safetensors")
-    save_file({**tensors, "surprise.weight": torch.zeros(1)}, copy / "model.safetensors")
-    _, unused = load_eagle3_head(copy, load_target(target_dir), torch.float32, "cpu")
-    assert unused == ["surprise.weight"]
-    config = json.loads((copy / "config.json").read_text())
-    assert "rope_theta" not in config, "the layout that this suite imitates has none"
+def test_narrowing_keeps_the_logits_of_what_is_left(written: dict[str, Written], target_dir: Path) -> None:
+    for name in ("eagle-llama3", "eagle3-yuhuili"):
+        head = load(written[name].directory, target_dir, algorithm(name))
+        known = head.token_map.target_ids.tolist()
+        wanted = torch.tensor([261, *known[50:10:-3], 0, 5])
+        narrowed = head.narrowed(wanted)
+        kept = [token for token in wanted.tolist() if token in known]
+        assert narrowed.token_map.target_ids.tolist() == kept
+        states = torch.randn(4, 64)
+        places = [known.index(token) for token in kept]
+        torch.testing.assert_close(narrowed.logits(states), head.logits(states)[:, places], rtol=1e-5, atol=1e-5)

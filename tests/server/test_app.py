@@ -16,6 +16,7 @@ import pytest
 import requests
 
 import bench_speculative
+from eagle_rt.engine.load import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 120
@@ -309,7 +310,8 @@ def test_a_port_in_use_is_one_line_and_exit_1(server: Server) -> None:
         (["--model-path", "/no/such/model"], "/no/such/model does not exist"),
         (["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "1", "--speculative-eagle-topk", "2",
           "--speculative-num-draft-tokens", "9"], "ask for at most 3"),
-        (["--speculative-algorithm", "EAGLE"], "EAGLE is not supported yet"),
+        (["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(BUILT_IN / "eagle3")],
+         "holds an EAGLE3 head: use --speculative-algorithm EAGLE3"),
         (["--page-size", "0"], "--page-size is 0"),
     ],
     ids=["model", "tree", "algorithm", "page"],

@@ -13,7 +13,9 @@ def test_identity() -> None:
     assert identity_map(5).target_ids.tolist() == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("offsets", "message"), [([0, 6], "target id 7"), ([-1, 0], "target id -1"), ([1, 0], "same target id")])
+@pytest.mark.parametrize(
+    ("offsets", "message"), [([0, 6], "target id 7"), ([-1, 0], "target id -1"), ([1, 0], "target id . twice")]
+)
 def test_a_map_that_cannot_be_is_refused(offsets: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_offsets(torch.tensor(offsets), target_vocab_size=7)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eagle_rt.train.loop import LoopConfig, fit, optimizers_for
+from eagle_rt.train.loop import LoopConfig, fit, muon_for
 from eagle_rt.train.muon import orthogonalised
 
 CONFIG = LoopConfig(num_steps=12, log_every=2, evaluate_every=6, checkpoint_every=4)
@@ -17,13 +17,13 @@ def train(run_dir: Path, stop_before: int | None = None) -> nn.Module:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
 
-    def loss_at(step: int) -> tuple[Tensor, dict[str, float]]:
+    def loss_at(step: int, part: int) -> tuple[Tensor, dict[str, float]]:
         if step == stop_before:
             raise KeyboardInterrupt
         x = torch.randn(16, 6, generator=torch.Generator().manual_seed(step))
         return (module(x) - x.sum(1, keepdim=True)).square().mean(), {"step_seen": float(step)}
 
-    fit(module, optimizers_for(module, matrix_lr=0.02, other_lr=0.01), loss_at, CONFIG, run_dir, lambda: {"held_out": 1.0})
+    fit(module, muon_for(module, matrix_lr=0.02, other_lr=0.01), loss_at, CONFIG, run_dir, lambda: {"held_out": 1.0})
     return module
 
 

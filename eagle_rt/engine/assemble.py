@@ -1,0 +1,115 @@
+"""An engine over loaded models: caches, tree shape and scheduler."""
+
+import os
+from dataclasses import replace
+
+import torch
+
+from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.config import EngineConfig, TreeShape, resolve_tree, unused_options
+from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.load import LoadedModels
+from eagle_rt.engine.runner import Runner
+from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits
+from eagle_rt.models.heads.base import DraftHead
+from eagle_rt.models.spec import LayerShape, ModelSpec
+from eagle_rt.speculate.drafter import TreeDrafter
+
+MEMORY_FRACTION = {"cpu": 0.3, "cuda": 0.85}
+
+
+def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, list[str]]:
+    """An engine over loaded models: caches, tree shape and scheduler as `config` says; and what was decided for the user.
+
+    Raises:
+        ValueError: the tree cannot be drafted, or the cache is too small for it.
+    """
+    tree_shape, tree_notes = resolve_tree(config, config.device)
+    spec, dtype, device = models.spec, models.dtype, config.device
+    head = models.head if config.speculative_algorithm else None
+    if head and tree_shape.top_k > (draft_vocab_size := len(head.token_map.target_ids)):
+        raise ValueError(
+            f"--speculative-eagle-topk {tree_shape.top_k} is more than the {draft_vocab_size} tokens that the head knows"
+        )
+    limits = scheduler_limits(config, spec, head, tree_shape, dtype, models.context_length)
+    pool = make_pool(spec.num_layers, spec.shape, limits, dtype, device)
+    backend = ReferenceAttention(dtype)
+    drafter = None
+    if head:
+        drafter = TreeDrafter(
+            head,
+            make_pool(head.num_layers, head.shape, limits, dtype, device),
+            backend,
+            num_steps=tree_shape.num_steps,
+            top_k=tree_shape.top_k,
+            num_draft_tokens=tree_shape.num_draft_tokens,
+            num_states=config.max_running_requests,
+        )
+    runner = Runner(models.target, pool, backend, drafter, tree_shape, config.page_size, device)
+    scheduler = Scheduler(limits, models.eos_token_ids, use_prefix_cache=not config.disable_radix_cache)
+
+    notes = unused_options(config) + models.notes + tree_notes
+    if limits.context_length < models.context_length:
+        notes.append(
+            f"the cache holds one request of {limits.context_length} tokens: the context length is that instead of "
+            f"{models.context_length}"
+        )
+    speculation = f"drafting with {config.speculative_algorithm}, tree {tree_shape}" if head else "no speculation"
+    notes += [
+        f"{spec.architecture} in {str(dtype).removeprefix('torch.')} on {device}, {speculation}",
+        f"cache: {limits.num_pages} pages of {limits.page_size} = {limits.num_pages * limits.page_size} tokens; "
+        f"context length {limits.context_length}; at most {limits.max_running} requests at once",
+    ]
+    return EngineCore(scheduler, runner, spec.vocab_size, config.random_seed), notes
+
+
+def scheduler_limits(
+    config: EngineConfig,
+    spec: ModelSpec,
+    head: DraftHead | None,
+    tree_shape: TreeShape,
+    dtype: torch.dtype,
+    context_length: int,
+) -> SchedulerLimits:
+    """Size the cache: as asked, or a share of memory, but no more than all running requests can fill.
+
+    Raises:
+        ValueError: not even one short request fits.
+    """
+    num_tokens = config.max_total_tokens
+    if num_tokens is None:
+        shapes = [(spec.num_layers, spec.shape)] + ([(head.num_layers, head.shape)] if head else [])
+        slot_bytes = sum(
+            KVPool.bytes_per_slot(num_layers, shape.num_kv_heads, shape.head_dim, dtype) for num_layers, shape in shapes
+        )
+        useful = config.max_running_requests * (context_length + tree_shape.num_scratch_rows + config.page_size)
+        num_tokens = min(cache_bytes(config) // slot_bytes, useful)
+    limits = SchedulerLimits(
+        page_size=config.page_size,
+        num_pages=num_tokens // config.page_size,
+        num_scratch=tree_shape.num_scratch_rows,
+        max_running=config.max_running_requests,
+        chunk_size=config.chunked_prefill_size,
+        context_length=context_length,
+    )
+    longest = limits.num_pages * limits.page_size - limits.num_scratch
+    if longest < 2:
+        raise ValueError(
+            f"the cache would hold {num_tokens} tokens, and the draft tree alone needs {limits.num_scratch}: raise "
+            "--max-total-tokens or --mem-fraction-static, or draft a smaller tree"
+        )
+    return replace(limits, context_length=min(context_length, longest))
+
+
+def cache_bytes(config: EngineConfig) -> int:
+    """Bytes that the cache may take, with the weights already in memory."""
+    fraction = config.mem_fraction_static or MEMORY_FRACTION[config.device]
+    if config.device == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        return int(free - total * (1 - fraction))
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * fraction)
+
+
+def make_pool(num_layers: int, shape: LayerShape, limits: SchedulerLimits, dtype: torch.dtype, device: str) -> KVPool:
+    return KVPool(num_layers, limits.num_pages * limits.page_size, shape.num_kv_heads, shape.head_dim, dtype, device)

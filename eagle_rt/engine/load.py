@@ -1,0 +1,149 @@
+"""From a config to models in memory: find the checkpoints, read them, and say what was decided."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from eagle_rt.config import DTYPES, EngineConfig
+from eagle_rt.models.decoder import Decoder, load_decoder
+from eagle_rt.models.heads.base import Head
+from eagle_rt.models.heads.load import has_mtp_layer, load_head, load_mtp_head
+from eagle_rt.models.heads.spec import check_feature_layers
+from eagle_rt.models.spec import ModelSpec, model_spec, read_config
+from eagle_rt.models.tokenizer import end_token_ids, generation_config, load_tokenizer, sampling_defaults
+from eagle_rt.models.weights import checkpoint_dir
+from eagle_rt.token_map.load import load_token_map, with_tokens
+
+BUILT_IN = Path(__file__).parents[1] / "demo" / "weights"
+BUILT_IN_HEADS = {"EAGLE3": "eagle3", "EAGLE": "eagle2", "NEXTN": "eagle2"}
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the outside of an engine needs to know of its model."""
+
+    name: str
+    directory: Path
+    tokenizer: PreTrainedTokenizerBase
+    eos_token_ids: frozenset[int]
+    sampling_defaults: dict[str, Any]
+
+
+def model_info(config: EngineConfig) -> ModelInfo:
+    """Find the model and read everything but its weights.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such checkpoint, or its config or tokenizer cannot be read.
+    """
+    directory = target_dir(config)
+    tokenizer_dir = checkpoint_dir(config.tokenizer_path) if config.tokenizer_path else directory
+    tokenizer = load_tokenizer(tokenizer_dir, trust_remote_code=config.trust_remote_code)
+    generation = generation_config(directory)
+    return ModelInfo(
+        name=config.model_path or "eagle-rt-demo",
+        directory=directory,
+        tokenizer=tokenizer,
+        eos_token_ids=end_token_ids(read_config(directory), generation, tokenizer),
+        sampling_defaults=sampling_defaults(generation),
+    )
+
+
+def target_dir(config: EngineConfig) -> Path:
+    return checkpoint_dir(config.model_path, config.revision) if config.model_path else BUILT_IN / "target"
+
+
+def head_dir(config: EngineConfig) -> Path | None:
+    """The folder of the head that was named; None if the target's own layers are to draft.
+
+    Raises:
+        ValueError: the algorithm needs a head and none was named.
+    """
+    if config.speculative_draft_model_path:
+        return checkpoint_dir(config.speculative_draft_model_path, config.speculative_draft_model_revision)
+    if config.drafts_with_own_layers:
+        return None
+    algorithm = config.speculative_algorithm
+    if config.model_path is None and algorithm:
+        return BUILT_IN / BUILT_IN_HEADS[algorithm]
+    raise ValueError(f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path, the checkpoint of its head")
+
+
+@dataclass(frozen=True)
+class LoadedModels:
+    """Weights in memory, ready to be given caches of any size and trees of any shape."""
+
+    spec: ModelSpec
+    target: Decoder
+    head: Head | None
+    eos_token_ids: frozenset[int]
+    dtype: torch.dtype
+    context_length: int
+    notes: list[str]
+
+
+def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
+    """Read target and head; `config.device` must be resolved.
+
+    Raises:
+        FileNotFoundError, ValueError: a checkpoint cannot be loaded, or the two do not fit, with the reason.
+    """
+    notes = []
+    spec = model_spec(read_config(info.directory))
+    dtype = resolve_dtype(config, spec)
+    context_length = config.context_length or spec.max_position_embeddings
+    if context_length > spec.max_position_embeddings:
+        notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
+    target = load_decoder(info.directory, spec, context_length=context_length, dtype=dtype, device=config.device)
+    head = None
+    if config.speculative_algorithm:
+        head, head_notes = load_draft_head(config, info, target, dtype)
+        notes += head_notes
+    return LoadedModels(spec, target, head, info.eos_token_ids, dtype, context_length, notes)
+
+
+def load_draft_head(config: EngineConfig, info: ModelInfo, target: Decoder, dtype: torch.dtype) -> tuple[Head, list[str]]:
+    """The head that the config asks for, fed from the layers and narrowed to the tokens that it asks for."""
+    algorithm = config.speculative_algorithm
+    assert algorithm
+    folder = head_dir(config)
+    if folder is not None:
+        head, unused = load_head(folder, target, algorithm, dtype, config.device)
+    elif has_mtp_layer(info.directory):
+        head, unused = load_mtp_head(info.directory, target, dtype, config.device)
+    else:
+        raise ValueError(
+            f"{config.model_path} has no multi-token-prediction layers of its own: --speculative-algorithm {algorithm} needs "
+            "--speculative-draft-model-path, the checkpoint of an EAGLE head"
+        )
+    notes = [f"tensors of the head that nothing uses: {', '.join(unused)}"] if unused else []
+
+    if config.speculative_aux_layers:
+        layers = tuple(config.speculative_aux_layers)
+        if head.spec.kind != "EAGLE3" or len(layers) != len(head.feature_layers):
+            raise ValueError(
+                f"--speculative-aux-layers names {len(layers)} layers, but this {head.spec.kind} head takes the features of "
+                f"{len(head.feature_layers)}, by default {head.feature_layers}"
+            )
+        check_feature_layers(layers, target.spec.num_layers)
+        head = head.with_spec(feature_layers=layers)
+
+    if config.speculative_token_map:
+        vocab_size = len(head.token_map.target_ids)
+        ids = load_token_map(config.speculative_token_map, target.spec.vocab_size)
+        head = head.narrowed(with_tokens(ids, info.eos_token_ids))
+        num_left = len(head.token_map.target_ids)
+        notes.append(f"--speculative-token-map: the head drafts with {num_left} of its {vocab_size} tokens")
+        if num_left == 0:
+            raise ValueError(f"no token of {config.speculative_token_map} is in the head's draft vocabulary")
+    return head, notes
+
+
+def resolve_dtype(config: EngineConfig, spec: ModelSpec) -> torch.dtype:
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    if config.device == "cpu":
+        return torch.float32
+    return spec.dtype if spec.dtype != torch.float32 else torch.bfloat16

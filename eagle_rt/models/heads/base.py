@@ -1,0 +1,141 @@
+"""What all draft heads share: small models that extrapolate the target's hidden states."""
+
+import copy
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from eagle_rt.attention.base import AttentionBackend
+from eagle_rt.batch import Batch
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels.rms_norm import RMSNorm
+from eagle_rt.models.decoder import Decoder
+from eagle_rt.models.heads.spec import HeadSpec
+from eagle_rt.models.layers import Block, ForwardContext, Linear, norm, optional_norm
+from eagle_rt.models.rope import Rope
+from eagle_rt.models.spec import LayerShape
+from eagle_rt.models.weights import Checkpoint
+from eagle_rt.token_map.token_map import TokenMap, identity_map
+
+
+class DraftHead(Protocol):
+    """What drafting needs of a head.
+
+    A head's row t is made from the token at t + 1 and the hidden state at t, has position t, and predicts the token at t + 2.
+    """
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]: ...
+    @property
+    def token_map(self) -> TokenMap: ...
+    @property
+    def shape(self) -> LayerShape: ...
+    @property
+    def num_layers(self) -> int: ...
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Target features [T, F] to the head's hidden states [T, H]."""
+        ...
+
+    def forward(self, tokens: Tensor, hidden: Tensor, batch: Batch, pool: KVPool, backend: AttentionBackend) -> Tensor:
+        """One pass over T rows, target ids [T] and hidden states [T, H]: the states [T, H] that stand in for the hidden
+        states one token later."""
+        ...
+
+    def logits(self, states: Tensor) -> Tensor:
+        """States [R, H] to [R, W] over the draft vocabulary."""
+        ...
+
+
+class Head(ABC):
+    """A head of one or a few decoder layers. Kinds differ in how token and hidden state enter the first of them.
+
+    Weights are fixed at construction. Everything else that a head goes by stands in `spec`.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, spec: HeadSpec, target: Decoder, first_input_size: int) -> None:
+        shape = spec.shape
+        vocab_size, size, eps = target.spec.vocab_size, shape.hidden_size, shape.rms_norm_eps
+        self.spec = spec
+        own_embedding = checkpoint.take_optional("embed_tokens.weight", (vocab_size, size))
+        if own_embedding is None and size != target.spec.shape.hidden_size:
+            raise ValueError(
+                f"the head's hidden_size is {size} and the target's {target.spec.shape.hidden_size}, so the head cannot use the "
+                f"target's embeddings, and {checkpoint.model_dir} holds none: this head was made for another target"
+            )
+        self._embedding = target.embedding if own_embedding is None else own_embedding
+        self._blocks = [
+            Block(checkpoint, f"layers.{index}", shape, size if index else first_input_size) for index in range(spec.num_layers)
+        ]
+        self._later_norms = [
+            norm(checkpoint, later_norm_name(checkpoint, index, spec.later_norm), size, eps) for index in range(1, spec.num_layers)
+        ]
+        self._final_norm: RMSNorm | None = optional_norm(checkpoint, "norm", size, eps)
+        self.token_map = identity_map(vocab_size)
+        self._lm_head: Linear = target.lm_head
+        self._rope = self._make_rope()
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self.spec.feature_layers
+
+    @property
+    def shape(self) -> LayerShape:
+        return self.spec.shape
+
+    @property
+    def num_layers(self) -> int:
+        return self.spec.num_layers
+
+    def with_spec(self, **changes: Any) -> Self:
+        """The same weights, read another way."""
+        other = copy.copy(self)
+        other.spec = replace(self.spec, **changes)
+        other._rope = other._make_rope()
+        return other
+
+    def narrowed(self, target_ids: Tensor) -> Self:
+        """The same head with a draft vocabulary of only those of its target ids that are in `target_ids`, in that order.
+
+        FR-Spec (Zhao et al., 2025): fewer rows of the output layer to read, and the softmax is over those alone.
+        """
+        ours = self.token_map.target_ids
+        draft_id_of = torch.full((int(max(ours.max(), target_ids.max())) + 1,), -1, device=ours.device)
+        draft_id_of[ours] = torch.arange(len(ours), device=ours.device)
+        kept = draft_id_of[target_ids.to(ours.device)]
+        kept = kept[kept >= 0]
+        other = copy.copy(self)
+        other.token_map = TokenMap(ours[kept])
+        other._lm_head = self._lm_head.rows(kept)
+        return other
+
+    def fuse(self, features: Tensor) -> Tensor:
+        return features
+
+    def forward(self, tokens: Tensor, hidden: Tensor, batch: Batch, pool: KVPool, backend: AttentionBackend) -> Tensor:
+        context = ForwardContext(batch, pool, backend, backend.plan(batch), *self._rope.cos_sin(batch.positions))
+        x, attention_input = self._enter(functional.embedding(tokens, self._embedding), hidden, batch.positions)
+        x = self._blocks[0](x, attention_input, 0, context)
+        for index, (block, block_norm) in enumerate(zip(self._blocks[1:], self._later_norms, strict=True), start=1):
+            x = block(x, block_norm(x), index, context)
+        return self._final_norm(x) if self._final_norm and self.spec.norm_output else x
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self._lm_head(states if self.spec.norm_output or not self._final_norm else self._final_norm(states))
+
+    @abstractmethod
+    def _enter(self, embedded: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(what the first layer adds to [T, H], what its attention reads [T, first_input_size])."""
+
+    def _make_rope(self) -> Rope:
+        return Rope(self.spec.rope, self.spec.context_length, self._embedding.dtype, str(self._embedding.device))
+
+
+def later_norm_name(checkpoint: Checkpoint, index: int, preferred: str) -> str:
+    """Which norm stands before the attention of layer `index` > 0: engines differ, and some files hold both."""
+    names = [f"layers.{index}.{name}" for name in (preferred, "input_layernorm", "hidden_norm")]
+    return next((name for name in names if f"{name}.weight" in checkpoint), names[0])

@@ -1,0 +1,76 @@
+"""EAGLE-3 heads: token and fused features of several target layers enter the attention side by side."""
+
+import torch
+from torch import Tensor
+
+from eagle_rt.models.decoder import FINAL_NORM, Decoder
+from eagle_rt.models.heads.base import Head
+from eagle_rt.models.heads.spec import HeadSpec
+from eagle_rt.models.layers import Linear, linear, norm, optional_norm
+from eagle_rt.models.weights import Checkpoint
+from eagle_rt.token_map.token_map import TokenMap, from_offsets, identity_map
+
+
+class Eagle3Head(Head):
+    """g = fc(features); z = [norm(embedding); norm(g)]; r = g + attention(z); o = r + feed_forward(norm(r)).
+
+    (Li et al., "EAGLE-3", 2025, section 3.1.) o is the state that the next pass takes in place of g; its norm goes to the output
+    layer. Norms before `fc`, over each layer's features or over all of them, are applied where the checkpoint holds them.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, spec: HeadSpec, target: Decoder) -> None:
+        size, eps = spec.shape.hidden_size, spec.shape.rms_norm_eps
+        super().__init__(checkpoint, spec, target, 2 * size)
+        self._embedding_norm = norm(checkpoint, "layers.0.input_layernorm", size, eps)
+        self._hidden_norm = norm(checkpoint, "layers.0.hidden_norm", size, eps)
+        self._final_norm = norm(checkpoint, "norm", size, eps)
+        self._read_fusion(checkpoint, target)
+        token_map = read_token_map(checkpoint, spec.draft_vocab_size, target.spec.vocab_size)
+        self.token_map = token_map.to(target.embedding.device)
+        self._lm_head = self._read_lm_head(checkpoint, target)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        if self._layer_norms:
+            parts = features.chunk(len(self._layer_norms), dim=-1)
+            features = torch.cat([part_norm(part) for part_norm, part in zip(self._layer_norms, parts, strict=True)], dim=-1)
+        if self._features_norm:
+            features = self._features_norm(features)
+        return self._fuse(features) if self._fuse else features
+
+    def _enter(self, embedded: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        embedded, normed = self._embedding_norm(embedded), self._hidden_norm(hidden)
+        z = torch.cat((embedded, normed) if self.spec.embedding_first else (normed, embedded), dim=-1)
+        return normed if self.spec.norm_before_residual else hidden, z
+
+    def _read_fusion(self, checkpoint: Checkpoint, target: Decoder) -> None:
+        size, eps, num_parts = target.spec.shape.hidden_size, self.spec.shape.rms_norm_eps, len(self.spec.feature_layers)
+        names = [f"fc_norm.{part}" for part in range(num_parts)] if "fc_norm.0.weight" in checkpoint else []
+        self._layer_norms = [norm(checkpoint, name, size, eps) for name in names]
+        self._features_norm = optional_norm(checkpoint, "input_norm", num_parts * size, eps)
+        # A head that is fed with final hidden states has nothing to fuse.
+        is_fused = self.spec.feature_layers != (FINAL_NORM,) or "fc.weight" in checkpoint
+        self._fuse = linear(checkpoint, "fc", self.spec.shape.hidden_size, num_parts * size) if is_fused else None
+
+    def _read_lm_head(self, checkpoint: Checkpoint, target: Decoder) -> Linear:
+        size, draft_vocab_size = self.spec.shape.hidden_size, self.spec.draft_vocab_size
+        if "lm_head.weight" in checkpoint:
+            return linear(checkpoint, "lm_head", draft_vocab_size, size)
+        if "d2t" in checkpoint or size != target.spec.shape.hidden_size:
+            raise ValueError(
+                f"tensor lm_head.weight is missing from the checkpoint in {checkpoint.model_dir}, and the target's output layer "
+                f"cannot take its place: it has {target.spec.vocab_size} rows of {target.spec.shape.hidden_size}"
+            )
+        return target.lm_head
+
+
+def read_token_map(checkpoint: Checkpoint, draft_vocab_size: int, target_vocab_size: int) -> TokenMap:
+    """The head's `d2t`, or the identity where both vocabularies are one."""
+    checkpoint.skip("t2d")  # a mask of the ids that d2t reaches: nothing new in it
+    if "d2t" in checkpoint:
+        return from_offsets(checkpoint.take_raw("d2t", (draft_vocab_size,)), target_vocab_size)
+    if draft_vocab_size != target_vocab_size:
+        raise ValueError(
+            f"the head has a draft vocabulary of {draft_vocab_size} for a target vocabulary of {target_vocab_size}, "
+            f"but no d2t tensor in {checkpoint.model_dir} to map one to the other"
+        )
+    return identity_map(target_vocab_size)

@@ -1,0 +1,38 @@
+"""Whole texts through a target in one pass: for training heads, and for finding out whether one fits."""
+
+import torch
+from torch import Tensor
+
+from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.batch import Batch
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.models.decoder import Decoder, TargetOutput
+from eagle_rt.models.spec import LayerShape
+
+
+def text_batch(texts: list[list[int]], device: torch.device) -> Batch:
+    """Texts side by side, text after text, cached from slot 0 on."""
+    starts = [0]
+    for text in texts:
+        starts.append(starts[-1] + len(text))
+    return Batch(
+        tokens=torch.tensor([token for text in texts for token in text], device=device),
+        positions=torch.cat([torch.arange(len(text), device=device) for text in texts]),
+        slots=torch.arange(starts[-1], device=device),
+        query_starts=tuple(starts),
+        kv_lens=tuple(len(text) for text in texts),
+        kv_slots=tuple(slice(start, start + len(text)) for start, text in zip(starts, texts, strict=False)),
+        tree_mask=None,
+    )
+
+
+def text_pool(batch: Batch, num_layers: int, shape: LayerShape, like: Tensor) -> KVPool:
+    """A cache that holds just these texts, in the precision and on the device of `like`."""
+    return KVPool(num_layers, len(batch.tokens), shape.num_kv_heads, shape.head_dim, like.dtype, str(like.device))
+
+
+def read_texts(target: Decoder, texts: list[list[int]], feature_layers: tuple[int, ...]) -> TargetOutput:
+    """Hidden states and features of all tokens [T], text after text."""
+    batch = text_batch(texts, target.embedding.device)
+    pool = text_pool(batch, target.spec.num_layers, target.spec.shape, target.embedding)
+    return target.forward(batch, pool, ReferenceAttention(target.embedding.dtype), feature_layers)

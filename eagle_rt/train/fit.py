@@ -1,0 +1,183 @@
+"""Training a head on prepared rows: the target reads them, the head learns to foresee what it says next."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from eagle_rt.models.decoder import Decoder
+from eagle_rt.models.heads.spec import default_feature_layers
+from eagle_rt.models.reading import read_texts
+from eagle_rt.train.batches import BatchOrder, Text, counted_positions, held_out_split, padded
+from eagle_rt.train.loop import LoopConfig, Metrics, adamw_for, fit, muon_for, rank_and_world_size
+from eagle_rt.train.modules import Eagle3Trainee, EagleTrainee, Trainee, most_frequent_tokens
+
+STEP_DECAY = 0.8
+# Uniform noise on the features of an EAGLE head stands in for the errors that it makes when it drafts from its own states; +-0.1 at
+# 512 tokens (EAGLE's training code).
+FEATURE_NOISE = 0.1
+SEED = 0
+NUM_EVALUATED_TEXTS = 128
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """kind: EAGLE3 or EAGLE; batch_size rows a step, read `micro_batch_size` at a time; num_unrolled passes over the head's own
+    outputs; optimizer: adamw, or muon, which small heads learn faster with."""
+
+    kind: str
+    num_steps: int
+    batch_size: int
+    micro_batch_size: int
+    num_unrolled: int
+    draft_vocab_size: int
+    learning_rate: float
+    optimizer: str
+    precision: torch.dtype
+    held_out_fraction: float = 0.02
+    checkpoint_every: int = 250
+
+
+def head_config(target: Decoder, kind: str, draft_vocab_size: int) -> dict[str, Any]:
+    """The config.json of a new head: one layer of the target's shape."""
+    spec, shape = target.spec, target.spec.shape
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3" if kind == "EAGLE3" else "LlamaForCausalLMEagle"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": spec.rope.theta,
+        "max_position_embeddings": spec.max_position_embeddings,
+        "vocab_size": spec.vocab_size,
+        "tie_word_embeddings": False,
+    }
+    return {**config, "draft_vocab_size": draft_vocab_size} if kind == "EAGLE3" else {**config, "bias": False}
+
+
+def make_trainee(target: Decoder, config: FitConfig, texts: list[Text]) -> Trainee:
+    """A head that begins as a copy of what the target does without it."""
+    lm_head = target.lm_head.weight.t().float()
+    vocab_size = target.spec.vocab_size
+    if config.kind == "EAGLE3":
+        draft_vocab_size = min(config.draft_vocab_size, vocab_size)
+        answers = torch.tensor([token for text in texts for token in text.tokens[text.answer_start :]])
+        draft_tokens = most_frequent_tokens(answers, vocab_size, draft_vocab_size)
+        trainee = Eagle3Trainee(head_config(target, config.kind, draft_vocab_size), draft_tokens)
+    else:
+        trainee = EagleTrainee(head_config(target, config.kind, vocab_size), lm_head)
+    trainee = trainee.to(target.embedding.device)
+    trainee.start_from(lm_head, target.final_norm.weight.float())
+    return trainee
+
+
+def memory_lines(target: Decoder, trainee: Trainee, config: FitConfig, longest: int) -> list[str]:
+    """What training takes, by its largest parts, computed from the shapes."""
+    spec, size = target.spec, target.spec.shape.hidden_size
+    num_target = (
+        spec.num_layers
+        * size
+        * ((spec.shape.num_heads * 2 + spec.shape.num_kv_heads * 2) * spec.shape.head_dim + 3 * spec.shape.intermediate_size)
+        + 2 * spec.vocab_size * size
+    )
+    num_head = sum(parameter.numel() for parameter in trainee.parameters())
+    num_tokens = config.micro_batch_size * longest
+    draft_vocab_size = trainee.config.get("draft_vocab_size", spec.vocab_size)
+    return [
+        f"target: {num_target / 1e6:.1f} M weights, {num_target * target.embedding.dtype.itemsize / 1e9:.2f} GB",
+        f"head: {num_head / 1e6:.1f} M weights, {num_head * 16 / 1e9:.2f} GB with gradients and optimizer",
+        f"logits of {num_tokens} tokens a pass: target {num_tokens * spec.vocab_size * 4 / 1e9:.2f} GB, "
+        f"head {num_tokens * draft_vocab_size * 8 * config.num_unrolled / 1e9:.2f} GB over {config.num_unrolled} unrolled steps",
+    ]
+
+
+class HeadTrainer:
+    """The target, the head, and the rows that both read."""
+
+    def __init__(self, target: Decoder, texts: list[Text], config: FitConfig) -> None:
+        self._target, self._config = target, config
+        self._device = target.embedding.device
+        training, self.held_out = held_out_split(texts, config.held_out_fraction, SEED)
+        self._order = BatchOrder(training, config.batch_size, SEED)
+        self.trainee = make_trainee(target, config, training)
+        self._feature_layers = default_feature_layers(target.spec.num_layers) if config.kind == "EAGLE3" else ()
+        self._longest = max(len(text.tokens) for text in texts)
+
+    def run(self, run_dir: Path) -> None:
+        """Train, or go on training: everything that `export` needs is in `run_dir`."""
+        config = self._config
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "config.json").write_text(json.dumps(self.trainee.config, indent=2) + "\n")
+        if config.optimizer == "muon":
+            optimizers = muon_for(self.trainee, matrix_lr=10 * config.learning_rate, other_lr=config.learning_rate)
+        else:
+            optimizers = adamw_for(self.trainee, config.learning_rate)
+        _, world_size = rank_and_world_size()
+        num_parts = -(-config.batch_size // (config.micro_batch_size * world_size))
+        loop = LoopConfig(config.num_steps, num_parts, clip_norm=0.5, checkpoint_every=config.checkpoint_every)
+        fit(self.trainee, optimizers, self.loss_at, loop, run_dir, self.evaluate)
+
+    def memory(self) -> list[str]:
+        return memory_lines(self._target, self.trainee, self._config, self._longest)
+
+    def loss_at(self, step: int, part: int) -> tuple[Tensor, Metrics]:
+        """This process's share of a step: its part of the batch's loss, per counted token of the whole batch."""
+        rank, world_size = rank_and_world_size()
+        batch = self._order.at(step)
+        num_counted = sum(text.num_counted for text in batch)
+        num_shares = self._num_shares(world_size)
+        share = part * world_size + rank
+        generator = torch.Generator(self._device).manual_seed(step * num_shares + share)
+        losses, agreements = self._losses(batch[share::num_shares], generator)
+        total = torch.stack([loss * STEP_DECAY**j for j, loss in enumerate(losses)]).sum() / num_counted
+        return total, {f"accept_{j}": float(count) / num_counted for j, count in enumerate(agreements)}
+
+    @torch.no_grad()
+    def evaluate(self) -> Metrics:
+        """How often the head's favourite is the target's on held-out rows, by depth."""
+        texts = sorted(self.held_out[:NUM_EVALUATED_TEXTS], key=lambda text: len(text.tokens))
+        totals = torch.zeros(self._config.num_unrolled)
+        size = self._config.micro_batch_size
+        for first in range(0, len(texts), size):
+            _, agreements = self._losses(texts[first : first + size], None)
+            totals += torch.stack(agreements).cpu()
+        num_counted = sum(text.num_counted for text in texts)
+        return {f"held_out_accept_{j}": count / num_counted for j, count in enumerate(totals.tolist())}
+
+    def _num_shares(self, world_size: int) -> int:
+        config = self._config
+        return -(-config.batch_size // (config.micro_batch_size * world_size)) * world_size
+
+    def _losses(self, texts: list[Text], noise: torch.Generator | None) -> tuple[list[Tensor], list[Tensor]]:
+        """Sums over the texts' counted tokens, per unroll step. With a generator the features of an EAGLE head get noise."""
+        target, num_unrolled = self._target, self._config.num_unrolled
+        lengths = [len(text.tokens) for text in texts]
+        length = max(lengths) + num_unrolled  # so that every token is a slot at every unroll step
+        with torch.no_grad():
+            output = read_texts(target, [text.tokens for text in texts], self._feature_layers)
+            final = padded(list(output.hidden.float().split(lengths)), length)
+            features = final
+            if output.features is not None:
+                features = padded(list(output.features.float().split(lengths)), length)
+            elif noise is not None:
+                features = final + self._noise(final.shape, noise)
+            tokens = padded([torch.tensor(text.tokens, device=self._device) for text in texts], length)
+            embeddings = functional.embedding(tokens, target.embedding).float()
+            counts = counted_positions(texts, length, self._device)
+            logits = target.logits(final[counts].to(target.embedding.dtype))
+        precision = self._config.precision
+        with torch.autocast(self._device.type, precision, enabled=precision != torch.float32):
+            return self.trainee.unrolled_losses(embeddings, features, final, logits, counts, num_unrolled)
+
+    def _noise(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        scale = FEATURE_NOISE * 512 / shape[1]
+        return (torch.rand(shape, generator=generator, device=self._device) * 2 - 1) * scale

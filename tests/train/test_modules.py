@@ -1,0 +1,126 @@
+"""Training-time test against the slow head: what is trained is what is served."""
+
+from pathlib import Path
+
+import checkpoints
+import pytest
+import torch
+from engines import load_target
+from models.slow_head import HeadParts, LayerParts, SlowHead
+from torch import Tensor
+from torch.nn import functional
+
+from eagle_rt.models.heads.load import load_head
+from eagle_rt.train.export import export_head
+from eagle_rt.train.modules import Eagle3Trainee, EagleTrainee, Trainee, most_frequent_tokens
+
+CONFIG = {**checkpoints.EAGLE3_CONFIG, "head_dim": 16}
+LENGTH, NUM_UNROLLED = 9, 4
+GENERATOR = torch.Generator().manual_seed(3)
+EMBEDDING = torch.randn(checkpoints.VOCAB_SIZE, 64, generator=GENERATOR)
+LM_HEAD = torch.randn(checkpoints.VOCAB_SIZE, 64, generator=GENERATOR) * 0.3
+DRAFT_TOKENS = torch.randperm(checkpoints.VOCAB_SIZE, generator=GENERATOR)[:160].sort().values
+
+
+def layer_parts(weights: dict[str, Tensor], prefix: str) -> LayerParts:
+    names = {part: f"self_attn.{part}_proj" for part in "qkvo"} | {part: f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+    matrices = {part: weights[f"{prefix}{name}.weight"] for part, name in names.items()}
+    return LayerParts(**matrices, post_norm=weights[f"{prefix}post_attention_layernorm.weight"])
+
+
+def twin(trainee: Trainee) -> SlowHead:
+    weights = trainee.state_dict()
+    common = {"embedding": EMBEDDING, "head_dim": 16, "fc": weights["fc.weight"]}
+    if isinstance(trainee, EagleTrainee):
+        return SlowHead(HeadParts(kind="EAGLE", layers=[layer_parts(weights, "layers.0.")], lm_head=LM_HEAD, **common))
+    return SlowHead(
+        HeadParts(
+            kind="EAGLE3",
+            layers=[layer_parts(weights, "midlayer.")],
+            lm_head=weights["lm_head.weight"],
+            embedding_norm=weights["midlayer.input_layernorm.weight"],
+            hidden_norm=weights["midlayer.hidden_norm.weight"],
+            final_norm=weights["norm.weight"],
+            target_ids=weights["draft_tokens"],
+            **common,
+        )
+    )
+
+
+def make_trainee(kind: str) -> Trainee:
+    trainee = Eagle3Trainee(CONFIG, DRAFT_TOKENS) if kind == "EAGLE3" else EagleTrainee(CONFIG, LM_HEAD)
+    generator = torch.Generator().manual_seed(4)
+    for parameter in trainee.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    return trainee
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["EAGLE3", "EAGLE"])
+def test_unrolled_losses_are_those_of_drafting(kind: str) -> None:
+    trainee = make_trainee(kind)
+    slow = twin(trainee)
+    draft_ids = torch.randint(160, (LENGTH,), generator=GENERATOR)
+    text = slow.target_ids[draft_ids]
+    features = torch.randn(LENGTH, 192 if kind == "EAGLE3" else 64, generator=GENERATOR)
+    target_states = torch.randn(LENGTH, 64, generator=GENERATOR)
+    counts = torch.tensor([False, False, True, True, False, True, True, True, True])
+    all_logits = torch.randn(LENGTH, checkpoints.VOCAB_SIZE, generator=GENERATOR) * 2
+    losses, agreements = trainee.unrolled_losses(
+        EMBEDDING[text][None], features[None], target_states[None], all_logits[counts], counts[None], NUM_UNROLLED
+    )
+
+    num_slots = LENGTH - NUM_UNROLLED
+    for step in range(NUM_UNROLLED):
+        expected, num_agreeing = torch.zeros(()), 0
+        for slot in range(num_slots):
+            place = slot + 1 + step  # the token that the head is given last, and whose successor it predicts
+            if not counts[place]:
+                continue
+            path = tuple(draft_ids[slot + 2 : place + 1].tolist())
+            logits = slow.logits_after(text[: slot + 2].tolist(), features[: slot + 1], path)
+            favourite = int(all_logits[place].argmax())
+            num_agreeing += int(slow.target_ids[logits.argmax()]) == favourite
+            labels = all_logits[place, slow.target_ids].softmax(-1)
+            if kind == "EAGLE3":
+                expected += functional.cross_entropy(logits, labels) * (favourite in DRAFT_TOKENS)
+            else:
+                rows = torch.tensor([text[index] for index in range(1, place + 1)])
+                hidden = features[: slot + 1]
+                for _ in range(step):
+                    hidden = torch.cat((hidden, slow.states(rows[: len(hidden)], hidden)[-1:]))
+                state = slow.states(rows, hidden)[-1]
+                expected += functional.smooth_l1_loss(state, target_states[place]) + 0.1 * functional.cross_entropy(logits, labels)
+        torch.testing.assert_close(losses[step], expected, rtol=1e-4, atol=1e-4)
+        assert int(agreements[step]) == num_agreeing
+
+
+@pytest.mark.parametrize("kind", ["EAGLE3", "EAGLE"])
+def test_an_exported_head_is_the_one_that_was_trained(target_dir: Path, tmp_path: Path, kind: str) -> None:
+    trainee = make_trainee(kind)
+    export_head(trainee.config, trainee.state_dict(), tmp_path, torch.float32)
+    head, unused = load_head(tmp_path, load_target(target_dir), kind, torch.float32, "cpu")
+    assert unused == []
+    assert torch.equal(head.token_map.target_ids, twin(trainee).target_ids)
+    states = torch.randn(3, 64)
+    if kind == "EAGLE3":
+        torch.testing.assert_close(head.logits(states), trainee.logits(states), rtol=1e-4, atol=1e-4)
+
+
+def test_a_new_head_starts_as_the_targets_output_layer() -> None:
+    final_norm = torch.rand(64) + 0.5
+    state = torch.randn(1, 5, 64)
+    eagle3 = Eagle3Trainee(CONFIG, DRAFT_TOKENS)
+    eagle3.start_from(LM_HEAD, final_norm)
+    embeddings = torch.randn(1, 5, 64)
+    ((_, states),) = eagle3.unroll(embeddings, torch.cat((torch.randn(1, 5, 128), state), dim=-1), 1)
+    torch.testing.assert_close(states, state[:, :4])
+    assert torch.equal(eagle3.lm_head.weight, LM_HEAD[DRAFT_TOKENS])
+    eagle = EagleTrainee(CONFIG, LM_HEAD)
+    eagle.start_from(LM_HEAD, final_norm)
+    ((_, states),) = eagle.unroll(embeddings, state, 1)
+    torch.testing.assert_close(states, state[:, :4])
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_tokens() -> None:
+    assert most_frequent_tokens(torch.tensor([5, 5, 5, 2, 2, 9]), 10, 2).tolist() == [2, 5]
