@@ -1,8 +1,8 @@
 """Does this head fit this target, and which tree pays here?
 
-`python -m eagle_rt.doctor --model-path M --speculative-draft-model-path H` takes the flags of the server. It ends with exit
-code 0 if the head fits, and with 1 if it cannot be loaded, foresees no better than chance, or would fit better if it were read
-another way.
+`python -m eagle_rt.doctor --model-path M --speculative-draft-model-path H` takes the flags of the server. It ends with exit code 0
+if the head fits, and with 1 if it cannot be loaded, makes nothing of the target's hidden states, or would fit better if it were
+read another way.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from rich.table import Table
 from eagle_rt.bench.sweep import Measurement, Setting, acceptance_by_depth, measure_once, rows
 from eagle_rt.bench.workload import Workload
 from eagle_rt.config import NO_SPECULATION, EngineConfig, TreeShape, add_flags, config_from_args, resolve_device
-from eagle_rt.engine.fit import PROMPTS, FitProbe, FitResult, encode, layer_conventions, other_conventions
+from eagle_rt.engine.fit import LOW_COVERAGE, PROMPTS, FitProbe, FitResult, encode, layer_conventions, other_conventions
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models, model_info
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.models.decoder import FINAL_NORM
@@ -61,7 +61,7 @@ def fit_table(result: FitResult) -> Table:
     table.add_row("as configured", f"{result.acceptance:.1%}", "")
     for measured in result.others:
         table.add_row(measured.convention.description, f"{measured.acceptance:.1%}", f"{measured.z:+.1f}")
-    table.add_row("always the commonest token", f"{result.chance:.1%}", "")
+    table.add_row("with hidden states from elsewhere", f"{result.blind:.1%}", "")
     return table
 
 
@@ -83,12 +83,12 @@ def verdict(result: FitResult) -> list[str]:
             f"The head is read by the wrong convention: it foresees {result.acceptance:.1%}, and {result.better.acceptance:.1%} "
             f"with {result.better.convention.description}. Way out: {advice}."
         )
-    elif result.is_near_chance:
+    elif result.is_blind:
         problems.append(
-            f"The head foresees {result.acceptance:.1%}, near the {result.chance:.1%} of guessing the commonest token, and no "
-            "other convention helps: it was made for another target, or its weights are damaged."
+            f"The head foresees {result.acceptance:.1%}, and {result.blind:.1%} without the target's hidden states: it makes next "
+            "to nothing of them. No other convention helps: it was made for another target, or its weights are damaged."
         )
-    if result.coverage < 0.5:
+    if result.coverage < LOW_COVERAGE:
         problems.append(f"The draft vocabulary holds only {result.coverage:.1%} of the tokens that the target writes.")
     return problems
 
@@ -105,7 +105,7 @@ def timed_trees(models: LoadedModels, config: EngineConfig, info: ModelInfo, sec
         measure_once(models, config, measurement, workload, sampling)
         measurements.append(measurement)
         now = time.perf_counter()
-        if now - start + (now - begin) > seconds:
+        if len(measurements) > 1 and now - start + (now - begin) > seconds:
             break
     return measurements
 

@@ -39,6 +39,8 @@ PROMPTS = (
 # A convention is better than the configured one if the mean log-probability that the head gives to the target's next token is so
 # many standard errors higher. (Counting hits instead needs about ten times the text to see a wrong rotary base.)
 SIGNIFICANT = 4.0
+# A head that is right less than so many times as often as it is with hidden states from elsewhere was not made for this target.
+BLIND_RATIO = 1.5
 # Fewer of the target's tokens than this in the draft vocabulary: it was counted on other text, or with another tokenizer.
 LOW_COVERAGE = 0.5
 
@@ -63,24 +65,30 @@ class Measured:
 
 @dataclass(frozen=True)
 class FitResult:
-    """acceptance: of the head as configured, at `num_positions` positions; chance: what always guessing the commonest token
-    would score; coverage: the share of the target's tokens that the head can draft at all; others: best first."""
+    """acceptance: of the head as configured, at `num_positions` positions; blind: of the same head with hidden states from
+    elsewhere in the texts, which leaves it the last token to go by; coverage: the share of the target's tokens that the head can
+    draft at all; others: best first."""
 
     num_positions: int
     acceptance: float
-    chance: float
+    blind: float
     coverage: float
     others: tuple[Measured, ...]
 
     @property
-    def is_near_chance(self) -> bool:
-        return self.acceptance <= max(0.1, min(2 * self.chance, self.chance + 0.1))
+    def is_blind(self) -> bool:
+        """The head makes nothing of this target's hidden states."""
+        return not self._sees(self.acceptance)
 
     @property
     def better(self) -> Measured | None:
         """A convention that fits clearly better than the configured one."""
         best = max(self.others, key=lambda measured: measured.z, default=None)
-        return best if best and best.z > SIGNIFICANT and best.acceptance >= self.acceptance else None
+        is_better = best and best.z > SIGNIFICANT and best.acceptance >= self.acceptance and self._sees(best.acceptance)
+        return best if is_better else None
+
+    def _sees(self, acceptance: float) -> bool:
+        return acceptance >= max(0.1, BLIND_RATIO * self.blind)
 
 
 def layer_conventions(head: Head, num_layers: int) -> Iterator[Convention]:
@@ -132,6 +140,7 @@ class FitProbe:
             for index in range(len(prompts))
         ]
         answers = write_on(models, config, prompts, params)
+        self.prompt_lengths = [len(prompt) for prompt in prompts]
         self._texts = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
         self._batch = text_batch([text[:-1] for text in self._texts], self._target.embedding.device)
         starts = self._batch.query_starts
@@ -165,12 +174,13 @@ class FitProbe:
         return torch.cat([self._features[layer] for layer in layers], dim=-1)
 
     @torch.inference_mode()
-    def guesses(self, head: Head) -> tuple[Tensor, Tensor]:
+    def guesses(self, head: Head, *, blind: bool = False) -> tuple[Tensor, Tensor]:
         """([R] bool: the head's favourite is the target's; [R] the log-probability that the head gives to the target's favourite,
-        0 where it cannot draft that at all)."""
+        0 where it cannot draft that at all). blind: with the hidden states of other places in the texts."""
         next_tokens = torch.cat([torch.tensor(text[1:]) for text in self._texts]).to(self.labels.device)
         pool = text_pool(self._batch, head.num_layers, head.shape, self._target.embedding)
-        hidden = head.fuse(self._features_of(head.feature_layers))
+        features = self._features_of(head.feature_layers)
+        hidden = head.fuse(features.roll(len(features) // 2, dims=0) if blind else features)
         states = head.forward(next_tokens, hidden, self._batch, pool, ReferenceAttention(hidden.dtype))
         logits = head.logits(states[self._rows]).float()
         target_ids = head.token_map.target_ids
@@ -191,7 +201,7 @@ class FitProbe:
         return FitResult(
             num_positions=len(hits),
             acceptance=float(hits.float().mean()),
-            chance=float(self.labels.bincount().max()) / len(hits),
+            blind=float(self.guesses(head, blind=True)[0].float().mean()),
             coverage=float(torch.isin(self.labels, head.token_map.target_ids).float().mean()),
             others=tuple(sorted(others, key=lambda measured: -measured.z)),
         )
@@ -234,7 +244,7 @@ def fitted(models: LoadedModels, config: EngineConfig, tokenizer: PreTrainedToke
     result = FitProbe(models, config, tokenizer).measure(head, list(layer_conventions(head, models.spec.num_layers)))
     notes = [
         f"the head foresees the target's next token at {result.acceptance:.0%} of {result.num_positions} positions of its own text "
-        f"(guessing the commonest token: {result.chance:.0%})"
+        f"({result.blind:.0%} without the target's hidden states)"
     ]
     if config.speculative_token_map and result.coverage < LOW_COVERAGE:
         notes.append(
@@ -251,9 +261,9 @@ def fitted(models: LoadedModels, config: EngineConfig, tokenizer: PreTrainedToke
             head = head.with_spec(feature_layers=layers)
             words = f"taking {flag}, with which it foresees {better.acceptance:.0%}"
         notes.append(f"WARNING: the head is fed from layers {given}, but {words}")
-    elif result.is_near_chance:
+    elif result.is_blind:
         notes.append(
-            "WARNING: this is near chance, so the head will slow decoding down: it was made for another target, or is read by the "
-            "wrong convention. `python -m eagle_rt.doctor` with the same flags tries more of them"
+            "WARNING: the head makes next to nothing of the target's hidden states, and will slow decoding down: it was made for "
+            "another target, or is read by the wrong convention. `python -m eagle_rt.doctor` with the same flags tries more of them"
         )
     return replace(models, head=head, notes=models.notes + notes)
