@@ -48,7 +48,7 @@ def prepare(args: argparse.Namespace) -> None:
 def add_fit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("fit", help="train a head on prepared rows; under torchrun on several devices")
     parser.add_argument("--rows", type=Path, nargs="+", required=True, help="what `prepare` wrote")
-    parser.add_argument("--run", dest="run_dir", type=Path, required=True, help="checkpoints and CSV logs; the same folder resumes")
+    parser.add_argument("--run-dir", type=Path, required=True, help="checkpoints and CSV logs; the same folder resumes")
     parser.add_argument("--kind", choices=["EAGLE3", "EAGLE"], default="EAGLE3", help="of head")
     parser.add_argument("--num-steps", type=int, default=10000, help="optimizer steps")
     parser.add_argument("--batch-size", type=int, default=16, help="rows a step, over all devices")
@@ -100,7 +100,7 @@ def start_processes(device: str) -> int:
 
 def add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("export", help="write a trained head in the layout that serving engines load")
-    parser.add_argument("--run", dest="run_dir", type=Path, required=True, help="of `fit`")
+    parser.add_argument("--run-dir", type=Path, required=True, help="of `fit`")
     parser.add_argument("--output", type=Path, required=True, help="folder for config.json and model.safetensors")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16")
     parser.set_defaults(run=export)

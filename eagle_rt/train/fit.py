@@ -65,7 +65,8 @@ def head_config(target: Decoder, kind: str, draft_vocab_size: int) -> dict[str, 
 
 
 def make_trainee(target: Decoder, config: FitConfig, texts: list[Text]) -> Trainee:
-    """A head that begins as a copy of what the target does without it."""
+    """A head that begins as a copy of what the target does without it, and alike in every process and run."""
+    torch.manual_seed(SEED)
     lm_head = target.lm_head.weight.t().float()
     vocab_size = target.spec.vocab_size
     if config.kind == "EAGLE3":

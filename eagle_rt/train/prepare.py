@@ -33,24 +33,24 @@ class Row:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """Rows written so far. A last line that a kill cut short is taken off the file.
+    """Rows written so far; a last line that a kill cut short does not count.
 
     Raises:
+        FileNotFoundError: there is no such file.
         ValueError: another line is damaged.
     """
-    if not file.exists():
-        return []
-    content = file.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        file.write_bytes(whole)
     rows = []
-    for number, line in enumerate(whole.splitlines(), start=1):
+    for number, line in enumerate(whole_lines(file).splitlines(), start=1):
         try:
             rows.append(Row(**json.loads(line)))
         except (json.JSONDecodeError, TypeError):
             raise ValueError(f"line {number} of {file} is not a row that `prepare` wrote: delete it, or start a new file") from None
     return rows
+
+
+def whole_lines(file: Path) -> bytes:
+    content = file.read_bytes()
+    return content[: content.rfind(b"\n") + 1]
 
 
 def keep_answers(
@@ -105,8 +105,10 @@ def regenerate(
     Sampled answers are seeded by the dialogue's id, so that a resumed run writes what an uninterrupted one would have.
     """
     done: dict[str, list[Row]] = {}
-    for row in read_rows(output):
-        done.setdefault(row.id, []).append(row)
+    if output.exists():
+        output.write_bytes(whole_lines(output))
+        for row in read_rows(output):
+            done.setdefault(row.id, []).append(row)
     conversations: deque[Conversation] = deque()
     for dialogue in dialogues:
         conversation = Conversation(dialogue)
