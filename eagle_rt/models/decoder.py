@@ -45,7 +45,7 @@ class Decoder:
         self._blocks = [Block(checkpoint, name, shape, size, window) for name, window in zip(names, spec.windows, strict=True)]
         self.final_norm = norm(checkpoint, "model.norm", size, eps)
         is_tied = spec.tie_word_embeddings or "lm_head.weight" not in checkpoint
-        self.lm_head = Linear(self.embedding) if is_tied else linear(checkpoint, "lm_head", vocab_size, size)
+        self.lm_head = Linear(self.embedding.t().contiguous()) if is_tied else linear(checkpoint, "lm_head", vocab_size, size)
         self._rope = Rope(spec.rope, context_length, dtype, device)
 
     def forward(self, batch: Batch, pool: KVPool, backend: AttentionBackend, feature_layers: tuple[int, ...] = ()) -> TargetOutput:

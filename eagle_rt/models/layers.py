@@ -19,18 +19,18 @@ from eagle_rt.models.weights import Checkpoint
 class Linear:
     """y = x W^T + b for x [R, in].
 
-    W is held as [in, out], which is the faster way round on a CPU for one row and for many. For a handful of rows, which is what
+    W^T [in, out] is what is held: the faster way round on a CPU for one row and for many. For a handful of rows, which is what
     trees are made of, it is held once more, packed.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = weight.t().contiguous()
+    def __init__(self, transposed: Tensor, bias: Tensor | None = None) -> None:
+        self.weight = transposed
         self.bias = bias
-        self._packed = PackedProduct(self.weight.t()) if can_pack(weight) else None
+        self._packed = PackedProduct(transposed.t()) if can_pack(transposed) else None
 
     def rows(self, kept: Tensor) -> "Linear":
         """Only the outputs [R] that `kept` names."""
-        return Linear(self.weight[:, kept].t(), None if self.bias is None else self.bias[kept])
+        return Linear(self.weight[:, kept], None if self.bias is None else self.bias[kept])
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._packed and 1 < x.shape[0] <= NUM_PACKED_ROWS:
@@ -107,15 +107,24 @@ class Block:
 
 
 def linear(checkpoint: Checkpoint, name: str, out_size: int, in_size: int) -> Linear:
-    weight = checkpoint.take(f"{name}.weight", (out_size, in_size))
-    return Linear(weight, checkpoint.take_optional(f"{name}.bias", (out_size,)))
+    return merged_linear(checkpoint, {name: out_size}, in_size)
 
 
 def merged_linear(checkpoint: Checkpoint, out_sizes: dict[str, int], in_size: int) -> Linear:
-    """Several projections of one input as a single product. Either all of them have a bias or none has."""
-    weights = [checkpoint.take(f"{name}.weight", (size, in_size)) for name, size in out_sizes.items()]
+    """Several projections of one input as a single product. Either all of them have a bias or none has.
+
+    Each is copied to its place as it is read, so that no more than one of them is in memory twice.
+    """
+    transposed, column = None, 0
+    for name, size in out_sizes.items():
+        weight = checkpoint.take(f"{name}.weight", (size, in_size))
+        if transposed is None:
+            transposed = weight.new_empty(in_size, sum(out_sizes.values()))
+        transposed[:, column : column + size] = weight.t()
+        column += size
+    assert transposed is not None
     biases = [checkpoint.take(f"{name}.bias", (size,)) for name, size in out_sizes.items() if f"{name}.bias" in checkpoint]
-    return Linear(torch.cat(weights), torch.cat(biases) if biases else None)
+    return Linear(transposed, torch.cat(biases) if biases else None)
 
 
 def norm(checkpoint: Checkpoint, name: str, size: int, eps: float) -> RMSNorm:
