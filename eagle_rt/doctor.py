@@ -16,11 +16,12 @@ from rich.table import Table
 from eagle_rt.bench.sweep import Measurement, Setting, acceptance_by_depth, measure_once, rows
 from eagle_rt.bench.workload import Workload
 from eagle_rt.config import NO_SPECULATION, EngineConfig, TreeShape, add_flags, config_from_args, resolve_device
-from eagle_rt.engine.fit import LOW_COVERAGE, PROMPTS, FitProbe, FitResult, encode, layer_conventions, other_conventions
+from eagle_rt.engine.fit import LOW_COVERAGE, PROMPTS, FitProbe, FitResult, layer_conventions, other_conventions
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models, model_info
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.models.decoder import FINAL_NORM
 from eagle_rt.models.heads.base import Head
+from eagle_rt.models.tokenizer import question_tokens
 
 # From cheap to deep; the first ones are worth a try on a CPU, the last ones on a GPU.
 TREES = [
@@ -95,7 +96,7 @@ def verdict(result: FitResult) -> list[str]:
 
 def timed_trees(models: LoadedModels, config: EngineConfig, info: ModelInfo, seconds: float) -> list[Measurement]:
     """No speculation and as many trees as there is time for, one prompt at a time."""
-    workload = Workload("doctor", [encode(info.tokenizer, prompt) for prompt in PROMPTS])
+    workload = Workload("doctor", [question_tokens(info.tokenizer, prompt) for prompt in PROMPTS])
     sampling = SamplingParams(temperature=0, max_new_tokens=NUM_TIMED_TOKENS)
     measurements = []
     start = time.perf_counter()

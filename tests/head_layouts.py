@@ -214,6 +214,7 @@ class Eagle3Options:
     layer_name: str = "midlayer."
     own_embedding: bool = False
     own_lm_head: bool = True
+    is_tied: bool = False
     has_map: bool = True
     hidden_size: int = HIDDEN
     head_dim: int = HEAD_DIM
@@ -268,6 +269,8 @@ def eagle3(directory: Path, target_dir: Path, o: Eagle3Options) -> Written:
     tensors |= dict(zip(o.feature_norm_names, parts.feature_norms, strict=True))
     if parts.all_features_norm is not None:
         tensors["input_norm.weight"] = parts.all_features_norm
+    if o.is_tied:
+        parts.lm_head = parts.embedding
     if o.second_layer_norm:
         second = make.layer(size, size, o.head_dim, input_norm=make.norm(size))
         parts.layers.append(second)
@@ -344,6 +347,9 @@ EAGLE3_LAYOUTS: dict[str, Eagle3Options] = {
     ),
     "eagle3-narrow": Eagle3Options(
         {"target_hidden_size": HIDDEN, "head_dim": HEAD_DIM}, hidden_size=48, own_embedding=True, head_dim=HEAD_DIM
+    ),
+    "eagle3-tied": Eagle3Options(
+        {"tie_word_embeddings": True}, own_embedding=True, own_lm_head=False, has_map=False, is_tied=True, dtype=torch.float16
     ),
     "eagle3-two-layers-sglang": Eagle3Options({}, layer_name="layers.0.", second_layer_norm="hidden_norm"),
     "eagle3-two-layers-vllm": Eagle3Options(

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from eagle_rt.bench.sweep import Setting, core_for
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import NO_SPECULATION, EngineConfig, TreeShape, add_flags, config_from_args, resolve_device
+from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.kernels.noise import gumbel_noise
@@ -72,15 +73,9 @@ def generate(
     """The replies of an engine that runs as `variant` says."""
     config = replace(config, disable_radix_cache=not variant.prefix_cache, chunked_prefill_size=variant.chunk_size)
     core = core_for(models, config, Setting(variant.batch_size, variant.tree))
-    texts: dict[str, Text] = {}
-    for index, (prompt, setting) in enumerate(zip(prompts, params, strict=True)):
-        texts[str(index)] = []
-        core.submit(str(index), prompt, setting)
-    while core.has_work:
-        for event in core.step():
-            texts[event.request_id] += event.tokens
+    texts = run_to_end(core, prompts, params)
     core.scheduler.check_integrity()
-    return list(texts.values())
+    return texts
 
 
 @torch.inference_mode()

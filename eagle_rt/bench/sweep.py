@@ -9,7 +9,7 @@ from typing import Any
 from eagle_rt.bench.workload import Workload
 from eagle_rt.config import NO_SPECULATION, EngineConfig, TreeShape, num_tree_nodes
 from eagle_rt.engine.assemble import make_core
-from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.request import SamplingParams
@@ -100,12 +100,7 @@ def measure_once(
 
 def generate(core: EngineCore, prompts: list[list[int]], sampling: SamplingParams) -> int:
     """Run all prompts to their end; the number of tokens generated."""
-    for index, prompt in enumerate(prompts):
-        core.submit(f"prompt-{index}", prompt, sampling)
-    num_tokens = 0
-    while core.has_work:
-        num_tokens += sum(len(event.tokens) for event in core.step())
-    return num_tokens
+    return sum(map(len, run_to_end(core, prompts, [sampling] * len(prompts))))
 
 
 def add_metrics(total: EngineMetrics, more: EngineMetrics) -> None:

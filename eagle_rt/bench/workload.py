@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from eagle_rt.models.tokenizer import chat_tokens
+from eagle_rt.models.tokenizer import question_tokens
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
 
@@ -52,11 +52,5 @@ def load_workload(dataset: str, dataset_dir: Path | None, tokenizer: PreTrainedT
         turns = record.get("turns") or [record.get("prompt")]
         if not isinstance(turns[0], str):
             raise ValueError(f"line {number} of {file} has neither `turns` nor `prompt`")
-        prompts.append(encode(tokenizer, turns[0]))
+        prompts.append(question_tokens(tokenizer, turns[0]))
     return Workload(file.stem if dataset != "builtin" else "builtin", prompts[:num_prompts])
-
-
-def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    if tokenizer.chat_template is None:
-        return tokenizer.encode(text)
-    return chat_tokens(tokenizer, [{"role": "user", "content": text}])

@@ -66,3 +66,15 @@ class EngineCore:
         metrics.cache_use = scheduler.cache_use
         metrics.seconds = dict(self.runner.clock.seconds)
         return metrics
+
+
+def run_to_end(core: EngineCore, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
+    """The replies to prompts that are submitted all at once."""
+    replies: dict[str, list[int]] = {}
+    for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
+        replies[str(index)] = []
+        core.submit(str(index), prompt, sampling)
+    while core.has_work:
+        for event in core.step():
+            replies[event.request_id] += event.tokens
+    return list(replies.values())

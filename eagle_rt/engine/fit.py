@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.assemble import make_core
+from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.models.decoder import FINAL_NORM
@@ -24,7 +25,7 @@ from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.spec import default_feature_layers
 from eagle_rt.models.reading import read_texts, text_batch, text_pool
 from eagle_rt.models.spec import ModelSpec
-from eagle_rt.models.tokenizer import chat_tokens
+from eagle_rt.models.tokenizer import question_tokens
 
 PROMPTS = (
     "A shop sells pens for 3 dollars and books for 12 dollars. How much do 4 pens and 2 books cost?",
@@ -133,7 +134,7 @@ class FitProbe:
     ) -> None:
         self._target = models.target
         num_new_tokens = min(num_new_tokens, models.context_length // 2)
-        asked = [encode(tokenizer, prompt)[: models.context_length - num_new_tokens - 1] for prompt in PROMPTS]
+        asked = [question_tokens(tokenizer, prompt)[: models.context_length - num_new_tokens - 1] for prompt in PROMPTS]
         prompts = asked * num_answers
         params = [
             SamplingParams(temperature=float(index >= len(asked)), seed=index, max_new_tokens=num_new_tokens)
@@ -207,12 +208,6 @@ class FitProbe:
         )
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
-    if tokenizer.chat_template is None:
-        return tokenizer.encode(prompt)
-    return chat_tokens(tokenizer, [{"role": "user", "content": prompt}])
-
-
 def write_on(models: LoadedModels, config: EngineConfig, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
     """The target's own continuation of every prompt."""
     num_rows = sum(len(prompt) + (sampling.max_new_tokens or 0) for prompt, sampling in zip(prompts, params, strict=True))
@@ -225,15 +220,7 @@ def write_on(models: LoadedModels, config: EngineConfig, prompts: list[list[int]
         speculative_eagle_topk=None,
         speculative_num_draft_tokens=None,
     )
-    core, _ = make_core(models, plain)
-    answers: dict[str, list[int]] = {}
-    for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
-        answers[str(index)] = []
-        core.submit(str(index), prompt, sampling)
-    while core.has_work:
-        for event in core.step():
-            answers[event.request_id] += event.tokens
-    return list(answers.values())
+    return run_to_end(make_core(models, plain)[0], prompts, params)
 
 
 def fitted(models: LoadedModels, config: EngineConfig, tokenizer: PreTrainedTokenizerBase) -> LoadedModels:

@@ -35,6 +35,13 @@ def chat_tokens(
         raise ValueError(f"messages do not fit the model's chat template: {error}") from None
 
 
+def question_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """What a user says, in the model's chat template where it has one."""
+    if tokenizer.chat_template is None:
+        return tokenizer.encode(text)
+    return chat_tokens(tokenizer, [{"role": "user", "content": text}])
+
+
 Prompts = str | list[int] | list[str] | list[list[int]]
 
 

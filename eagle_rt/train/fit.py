@@ -67,7 +67,7 @@ def head_config(target: Decoder, kind: str, draft_vocab_size: int) -> dict[str, 
 def make_trainee(target: Decoder, config: FitConfig, texts: list[Text]) -> Trainee:
     """A head that begins as a copy of what the target does without it, and alike in every process and run."""
     torch.manual_seed(SEED)
-    lm_head = target.lm_head.weight.t().float()
+    lm_head = target.lm_head.weight.t()
     vocab_size = target.spec.vocab_size
     if config.kind == "EAGLE3":
         draft_vocab_size = min(config.draft_vocab_size, vocab_size)
@@ -75,9 +75,11 @@ def make_trainee(target: Decoder, config: FitConfig, texts: list[Text]) -> Train
         draft_tokens = most_frequent_tokens(answers, vocab_size, draft_vocab_size)
         trainee = Eagle3Trainee(head_config(target, config.kind, draft_vocab_size), draft_tokens)
     else:
-        trainee = EagleTrainee(head_config(target, config.kind, vocab_size), lm_head)
+        # Under autocast the target's own weights will do; float32 products need them in float32.
+        frozen = lm_head.float() if config.precision == torch.float32 else lm_head
+        trainee = EagleTrainee(head_config(target, config.kind, vocab_size), frozen)
     trainee = trainee.to(target.embedding.device)
-    trainee.start_from(lm_head, target.final_norm.weight.float())
+    trainee.start_from(lm_head, target.final_norm.weight)
     return trainee
 
 

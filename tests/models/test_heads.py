@@ -170,6 +170,7 @@ FLIPS: list[tuple[str, dict[str, Any]]] = [
     ("eagle3-nvidia", {"eagle_config": {}}),
     ("eagle3-speculators", {"norm_before_residual": False}),
     ("eagle3.1", {"norm_output": False}),
+    ("eagle3-tied", {"tie_word_embeddings": False}),
 ]
 
 

@@ -55,6 +55,9 @@ class Eagle3Head(Head):
         size, draft_vocab_size = self.spec.shape.hidden_size, self.spec.draft_vocab_size
         if "lm_head.weight" in checkpoint:
             return linear(checkpoint, "lm_head", draft_vocab_size, size)
+        is_tied = self.spec.tie_word_embeddings and self._embedding is not target.embedding
+        if "d2t" not in checkpoint and is_tied:
+            return Linear(self._embedding.t().contiguous())
         if "d2t" in checkpoint or size != target.spec.shape.hidden_size:
             raise ValueError(
                 f"tensor lm_head.weight is missing from the checkpoint in {checkpoint.model_dir}, and the target's output layer "

@@ -12,11 +12,12 @@ from eagle_rt.models.spec import LayerShape, ModelSpec, layer_shape
 class HeadSpec:
     """How to read a head's weights.
 
-    kind: EAGLE3, EAGLE (1 and 2, whose weights are alike) or MTP. feature_layers: target layers whose input the head is fed
-    with, or FINAL_NORM. embedding_first: the token's embedding stands before the hidden state where both are put side by side.
-    norm_before_residual: an EAGLE-3 head adds to the normed hidden state, not to the one before. norm_output: the state that
-    the next pass takes is normed. zero_first_embedding: the row at position 0 has no token. later_norm: the name of the norm
-    before the attention of layers after the first. context_length: what `dynamic` rotary angles stretch to.
+    kind: EAGLE3, EAGLE (1 and 2, whose weights are alike) or MTP. context_length: what `dynamic` rotary angles stretch to.
+    feature_layers: target layers whose input the head is fed with, or FINAL_NORM. embedding_first: the token's embedding stands
+    before the hidden state where both are put side by side. norm_before_residual: an EAGLE-3 head adds to the normed hidden
+    state, not to the one before. norm_output: the state that the next pass takes is normed. zero_first_embedding: the row at
+    position 0 has no token. later_norm: the name of the norm before the attention of layers after the first.
+    tie_word_embeddings: where there is no output layer, the head's own embeddings are it.
     """
 
     kind: str
@@ -31,6 +32,7 @@ class HeadSpec:
     norm_output: bool = False
     zero_first_embedding: bool = False
     later_norm: str = "input_layernorm"
+    tie_word_embeddings: bool = False
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, ...]:
@@ -98,6 +100,7 @@ def head_spec(config: dict[str, Any], target: ModelSpec, kind: str) -> HeadSpec:
         feature_layers=feature_layers(config, target.num_layers),
         norm_before_residual=bool(config.get("norm_before_residual")),
         norm_output=bool(config.get("norm_output")),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings")),
         later_norm="input_layernorm" if config.get("layer_ids_are_inputs") else "hidden_norm",
     )
 
