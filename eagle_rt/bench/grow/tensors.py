@@ -1,0 +1,180 @@
+"""The tensors of a grown pair, one by one.
+
+How the function stays the same. The small hidden state sits in the first dimensions of the large one and the rest of the residual
+stream is zero, so nothing reads the random weights there and nothing may write to it: rows of output projections past the small
+size are zero. A norm over more dimensions divides by a smaller root mean square, which its weight makes up for by
+sqrt(small / large), and its epsilon by small / large. Added heads and feed-forward channels have zero columns where they would
+write; added layers write nothing at all. A larger head takes rotary pair i of the small one as its pair i * (large / small), which
+turns at the same frequency, and its queries are scaled for the softmax. One dimension past the small size carries a constant, which
+only the final norm lets through, and there gives the added rows of the vocabulary a logit that cannot win. All other new weights
+are random.
+"""
+
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle_rt.bench.grow.shapes import GrownShape, Sizes, large_layer_shape, layer_places
+from eagle_rt.models.spec import layer_shape
+from eagle_rt.models.weights import Checkpoint
+
+CONSTANT = 1e-3
+CONSTANT_NORM, CONSTANT_LOGIT = 256.0, -16384.0
+WEIGHT_SCALE = 0.02
+
+
+class Grower:
+    """Makes the tensors of a grown model one by one, from those of the small one."""
+
+    def __init__(self, small: Checkpoint, sizes: Sizes) -> None:
+        self._small, self._sizes = small, sizes
+
+    def random(self, name: str, *shape: int) -> Tensor:
+        """New weights: a function of the tensor's name."""
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        return torch.randn(*shape, generator=generator) * WEIGHT_SCALE
+
+    def table(self, name: str, num_small: int, num_large: int) -> Tensor:
+        """Embeddings: known tokens have the constant and nothing else past the small size."""
+        s = self._sizes
+        table = self.random(name, num_large, s.large.hidden_size)
+        table[:num_small] = 0.0
+        table[:num_small, : s.small.hidden_size] = self._small.take(name, (num_small, s.small.hidden_size))
+        table[:num_small, s.constant] = CONSTANT
+        return table
+
+    def output_layer(self, name: str, num_small: int, num_large: int) -> Tensor:
+        """Known tokens do not read the constant; the others get a logit from it that cannot win."""
+        s = self._sizes
+        weight = self.random(name, num_large, s.large.hidden_size)
+        weight[:num_small, : s.small.hidden_size] = self._small.take(name, (num_small, s.small.hidden_size))
+        weight[:num_small, s.constant] = 0.0
+        weight[num_small:, s.constant] = CONSTANT_LOGIT
+        return weight
+
+    def norm(self, name: str, *, constant: float = 0.0) -> Tensor:
+        s = self._sizes
+        weight = 1.0 + self.random(name, s.large.hidden_size)
+        weight[: s.small.hidden_size] = self._small.take(name, (s.small.hidden_size,)) * s.norm_scale
+        weight[s.constant] = constant
+        return weight
+
+    def reader(self, name: str, rows: Tensor, num_large: int, num_parts: int = 1) -> Tensor:
+        """A projection from `num_parts` hidden states side by side: the small one's rows go to `rows`, and read what they did."""
+        s = self._sizes
+        weight = self.random(name, num_large, num_parts * s.large.hidden_size)
+        given = self._small.take(name, (len(rows), num_parts * s.small.hidden_size))
+        for part in range(num_parts):
+            columns = part * s.large.hidden_size + torch.arange(s.small.hidden_size)
+            weight[rows[:, None], columns] = given[:, part * s.small.hidden_size : (part + 1) * s.small.hidden_size]
+        return weight
+
+    def writer(self, name: str, columns: Tensor, num_large: int) -> Tensor:
+        """A projection to the residual stream: nothing but the small one's columns may write, and only to its dimensions."""
+        s = self._sizes
+        weight = torch.zeros(s.large.hidden_size, num_large)
+        weight[: s.small.hidden_size, columns] = self._small.take(name, (s.small.hidden_size, len(columns)))
+        return weight
+
+    def layer(self, small_name: str, large_name: str, num_parts: int = 1) -> Iterator[tuple[str, Tensor]]:
+        """The attention and feed-forward part of one layer, its later norm included."""
+        s = self._sizes
+        small, large = s.small, s.large
+        kv_size = large.num_kv_heads * large.head_dim
+        query = self.reader(f"{small_name}self_attn.q_proj.weight", s.query_rows, large.num_heads * large.head_dim, num_parts)
+        # Of the large head's dimensions the query has only the small one's, so that the key's random rest does not matter.
+        kept = torch.zeros(len(query), 1)
+        kept[s.query_rows] = s.query_scale
+        yield f"{large_name}self_attn.q_proj.weight", query * kept
+        yield (
+            f"{large_name}self_attn.k_proj.weight",
+            self.reader(f"{small_name}self_attn.k_proj.weight", s.key_rows, kv_size, num_parts),
+        )
+        yield (
+            f"{large_name}self_attn.v_proj.weight",
+            self.reader(f"{small_name}self_attn.v_proj.weight", s.value_rows, kv_size, num_parts),
+        )
+        output_name = f"{small_name}self_attn.o_proj.weight"
+        yield f"{large_name}self_attn.o_proj.weight", self.writer(output_name, s.output_columns, large.num_heads * large.head_dim)
+        channels = torch.arange(small.intermediate_size)
+        for part in ("gate", "up"):
+            name = f"mlp.{part}_proj.weight"
+            yield large_name + name, self.reader(small_name + name, channels, large.intermediate_size)
+        yield (
+            f"{large_name}mlp.down_proj.weight",
+            self.writer(f"{small_name}mlp.down_proj.weight", channels, large.intermediate_size),
+        )
+        name = "post_attention_layernorm.weight"
+        yield large_name + name, self.norm(small_name + name)
+
+    def idle_layer(self, large_name: str) -> Iterator[tuple[str, Tensor]]:
+        """A layer that costs what the others cost and adds nothing."""
+        large = self._sizes.large
+        size, num_heads, kv_size = large.hidden_size, large.num_heads * large.head_dim, large.num_kv_heads * large.head_dim
+        shapes = {
+            "self_attn.q_proj": (num_heads, size),
+            "self_attn.k_proj": (kv_size, size),
+            "self_attn.v_proj": (kv_size, size),
+            "mlp.gate_proj": (large.intermediate_size, size),
+            "mlp.up_proj": (large.intermediate_size, size),
+        }
+        for name, shape in shapes.items():
+            yield f"{large_name}{name}.weight", self.random(large_name + name, *shape)
+        yield f"{large_name}self_attn.o_proj.weight", torch.zeros(size, num_heads)
+        yield f"{large_name}mlp.down_proj.weight", torch.zeros(size, large.intermediate_size)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{large_name}{name}.weight", torch.ones(size)
+
+
+def grown_target(small: Checkpoint, config: dict[str, Any], shape: GrownShape) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of the large target, in float32."""
+    sizes = Sizes(layer_shape(config), large_layer_shape(shape, config))
+    grower = Grower(small, sizes)
+    places = layer_places(config["num_hidden_layers"], shape.num_layers)
+    vocab_size = config["vocab_size"]
+    yield "model.embed_tokens.weight", grower.table("model.embed_tokens.weight", vocab_size, shape.vocab_size)
+    for index in range(shape.num_layers):
+        large_name = f"model.layers.{index}."
+        if index not in places:
+            yield from grower.idle_layer(large_name)
+            continue
+        small_name = f"model.layers.{places[index]}."
+        yield from grower.layer(small_name, large_name)
+        yield f"{large_name}input_layernorm.weight", grower.norm(f"{small_name}input_layernorm.weight")
+    yield "model.norm.weight", grower.norm("model.norm.weight", constant=CONSTANT_NORM)
+    output = "lm_head.weight" if "lm_head.weight" in small else "model.embed_tokens.weight"
+    yield "lm_head.weight", grower.output_layer(output, vocab_size, shape.vocab_size)
+
+
+def grown_head(small: Checkpoint, config: dict[str, Any], shape: GrownShape) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of the large EAGLE-3 head, in float32; `small` must have the names that `head_name` gives."""
+    sizes = Sizes(layer_shape(config), large_layer_shape(shape, config))
+    grower = Grower(small, sizes)
+    yield "fc.weight", grown_fusion(grower, sizes)
+    yield from grower.layer("layers.0.", "midlayer.", num_parts=2)
+    for name in ("input_layernorm", "hidden_norm"):
+        yield f"midlayer.{name}.weight", grower.norm(f"layers.0.{name}.weight")
+    yield "norm.weight", grower.norm("norm.weight", constant=CONSTANT_NORM)
+    num_drafts = config.get("draft_vocab_size") or config["vocab_size"]
+    yield "lm_head.weight", grower.output_layer("lm_head.weight", num_drafts, shape.draft_vocab_size)
+    offsets = torch.zeros(num_drafts, dtype=torch.int64)
+    if "d2t" in small:
+        offsets = small.take_raw("d2t", (num_drafts,)).to(torch.int64)
+        small.skip("t2d")
+    known = torch.arange(num_drafts) + offsets
+    # Added draft ids stand for the first target ids that the small target does not have.
+    added = config["vocab_size"] + torch.arange(shape.draft_vocab_size - num_drafts)
+    yield "d2t", torch.cat((known, added)) - torch.arange(shape.draft_vocab_size)
+
+
+def grown_fusion(grower: Grower, sizes: Sizes) -> Tensor:
+    """fc: features are not normed, so that the constant is in them; it is passed on once and read by nothing else."""
+    num_parts, size = 3, sizes.large.hidden_size
+    weight = grower.reader("fc.weight", torch.arange(sizes.small.hidden_size), size, num_parts)
+    weight[sizes.constant :] = 0.0
+    weight[:, [part * size + sizes.constant for part in range(num_parts)]] = 0.0
+    weight[sizes.constant, sizes.constant] = 1.0
+    return weight

@@ -1,0 +1,73 @@
+"""A grown pair computes what the small one does, in the shape of a larger one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from engines import load_target, make_core, run, text_logits
+from safetensors import safe_open
+
+from eagle_rt.bench.grow.__main__ import grow
+from eagle_rt.bench.grow.shapes import GrownShape, layer_places
+from eagle_rt.engine.core import run_to_end
+from eagle_rt.engine.request import SamplingParams
+from eagle_rt.models.spec import read_config
+
+# Every number differs from the built-in pair's, and a head is twice as large.
+SHAPE = GrownShape(320, 800, 20, 5, 64, 12, 5000, 2100)
+PROMPTS = [[1, 4, 300, 301, 302, 5], [1, 4, 900, 17, 5], [1, 4, 2000, 2001, 2002, 2003, 5]]
+
+
+@pytest.fixture(scope="module")
+def grown(built_in: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("grown")
+    grow(built_in / "target", built_in / "eagle3", SHAPE, directory, torch.float32)
+    return directory
+
+
+def test_logits_are_the_small_ones(grown: Path, built_in: Path) -> None:
+    small, large = load_target(built_in / "target"), load_target(grown / "target")
+    assert large.spec.shape.head_dim == 64
+    for prompt in PROMPTS:
+        expected, found = text_logits(small, prompt), text_logits(large, prompt)
+        torch.testing.assert_close(found[:, :4096], expected, rtol=1e-3, atol=1e-3)
+        assert (found[:, 4096:].amax(-1) < expected.amax(-1) - 20).all(), "an added token could win"
+
+
+def test_text_and_acceptance_are_the_small_ones(grown: Path, built_in: Path) -> None:
+    results = []
+    for directory in (built_in, grown):
+        core = make_core(directory / "target", directory / "eagle3", (5, 4, 16))
+        texts = run_to_end(core, PROMPTS, [SamplingParams(temperature=0, max_new_tokens=48)] * 3)
+        metrics = core.current_metrics()
+        results.append((texts, metrics.accepted_per_position, metrics.num_drafts))
+    assert results[0] == results[1]
+    assert results[0][2] > 0
+
+
+def test_without_speculation_too(grown: Path, built_in: Path) -> None:
+    sampling = SamplingParams(temperature=0.8, seed=3, max_new_tokens=16)
+    # Noise is drawn for every token of the vocabulary, and that of the added ones must not matter.
+    assert run(make_core(grown / "target"), PROMPTS, sampling) == run(make_core(built_in / "target"), PROMPTS, sampling)
+
+
+def test_the_files_have_the_shape(grown: Path) -> None:
+    config = read_config(grown / "target")
+    assert (config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]) == (320, 12, 5000)
+    with safe_open(grown / "target" / "model-00001.safetensors", "pt") as tensors:
+        assert tensors.get_slice("model.layers.7.mlp.up_proj.weight").get_shape() == [800, 320]
+    with safe_open(grown / "eagle3" / "model-00001.safetensors", "pt") as tensors:
+        assert tensors.get_slice("midlayer.self_attn.q_proj.weight").get_shape() == [20 * 64, 640]
+        assert tensors.get_slice("lm_head.weight").get_shape() == [2100, 320]
+
+
+def test_layers_keep_their_place_between_those_that_feed_the_head() -> None:
+    places = layer_places(8, 32)
+    assert places == {0: 0, 1: 1, 2: 2, 3: 3, 16: 4, 29: 5, 30: 6, 31: 7}
+    with pytest.raises(ValueError, match="do not fit"):
+        layer_places(8, 7)
+
+
+def test_what_does_not_fit_is_refused(built_in: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"heads .* do not fit"):
+        grow(built_in / "target", built_in / "eagle3", GrownShape(320, 800, 14, 2, 64, 12, 5000, 2100), tmp_path, torch.float32)
