@@ -106,7 +106,12 @@ class EngineConfig:
     )
     random_seed: int = option("scheduling", "Seeds of requests that bring none are drawn from this one.", 0)
 
-    attention_backend: str = option("execution", "auto takes the fastest one for the device.", "auto", choices=["auto", "torch"])
+    attention_backend: str = option(
+        "execution",
+        "torch: torch's own attention, sequence by sequence. triton: our kernel, all sequences in one launch. auto: torch.",
+        "auto",
+        choices=["auto", "torch", "triton"],
+    )
     cuda_graph_max_bs: int | None = option("execution", "Largest batch to capture as a CUDA graph.", None, type=int)
     enable_torch_compile: bool = option("execution", "Compile the model with torch.compile.", False)
     torch_compile_max_bs: int | None = option("execution", "Largest batch to compile for.", None, type=int)

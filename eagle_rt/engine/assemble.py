@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.attention.select import attention_backend
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.config import EngineConfig, TreeShape, resolve_tree, unused_options
 from eagle_rt.engine.core import EngineCore
@@ -34,7 +34,7 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
         )
     limits = scheduler_limits(config, spec, head, tree_shape, dtype, models.context_length)
     pool = make_pool(spec.num_layers, spec.shape, limits, dtype, device)
-    backend = ReferenceAttention(dtype)
+    backend = attention_backend(config.attention_backend, device, dtype)
     drafter = None
     if head:
         drafter = TreeDrafter(

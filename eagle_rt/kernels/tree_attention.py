@@ -1,0 +1,223 @@
+"""Attention of a few query rows per sequence over a paged cache, in Triton: for trees, drafts, prompts and plain decoding alike.
+
+Every query row sees the first `prefixes[t]` rows of its sequence and, of the rows after them, those whose bit is set in its mask
+words: for a tree the ancestors, for a causal text none. All lengths are read on the device, so that a captured launch serves every
+step.
+
+The query heads that share a key head are packed into the rows of one tile, so that each key is read once for all of them. The
+context is cut into splits that run side by side; each leaves its part of the softmax, and a second kernel joins the parts
+(FlashDecoding; Dao et al., 2023). `attention/reference.py` is the slow twin.
+"""
+# pyright: reportArgumentType=false
+# (numbers become constexpr when a kernel is launched)
+
+import os
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# The interpreter computes in numpy, which has no bfloat16.
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _attend(
+    queries,  # [T, heads, head_dim]
+    storage,  # one layer of the cache: [S, 2, kv_heads, head_dim]
+    slots,  # [B, L] int32: the cache slot of each row of each sequence
+    query_starts,  # [B + 1] int32
+    kv_lens,  # [B] int32
+    prefixes,  # [T] int32
+    masks,  # [T, NUM_WORDS] int64
+    positions,  # [T] int64
+    parts,  # [T, heads, NUM_SPLITS, head_dim] float32, or the output where there is one split
+    part_norms,  # [T, heads, NUM_SPLITS] float32: log2 of the softmax's denominator
+    scale,  # 1 / sqrt(head_dim) * log2(e)
+    stride_query,
+    stride_query_head,
+    stride_slot,
+    stride_sequence,
+    GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    NUM_WORDS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IN_FLOAT32: tl.constexpr,
+):
+    tile, pair, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    sequence, kv_head = pair // NUM_KV_HEADS, pair % NUM_KV_HEADS
+    first_query = tl.load(query_starts + sequence)
+    num_rows = (tl.load(query_starts + sequence + 1) - first_query) * GROUP
+    kv_len = tl.load(kv_lens + sequence)
+    if tile * BLOCK_M >= num_rows:
+        return
+
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = rows < num_rows
+    query = first_query + rows // GROUP
+    head = kv_head * GROUP + rows % GROUP
+    dims = tl.arange(0, PADDED_DIM)
+    is_dim = dims < HEAD_DIM
+    query_places = queries + query[:, None] * stride_query + head[:, None] * stride_query_head + dims
+    q = tl.load(query_places, mask=is_row[:, None] & is_dim, other=0.0)
+    if IN_FLOAT32:
+        q = q.to(tl.float32)
+    prefix = tl.load(prefixes + query, mask=is_row, other=0)
+    # Below this every row of the tile sees everything.
+    all_see = tl.min(tl.load(prefixes + query, mask=is_row, other=2147483647))
+
+    num_blocks = tl.cdiv(kv_len, BLOCK_N)
+    blocks_a_split = tl.cdiv(num_blocks, NUM_SPLITS)
+    start = split * blocks_a_split * BLOCK_N
+    end = tl.minimum(start + blocks_a_split * BLOCK_N, kv_len)
+
+    highest = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sums = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
+    for block in range(start, end, BLOCK_N):
+        columns = block + tl.arange(0, BLOCK_N)
+        is_column = columns < end
+        slot = tl.load(slots + sequence * stride_sequence + columns, mask=is_column, other=0).to(tl.int64)
+        key_places = storage + slot[:, None] * stride_slot + kv_head * HEAD_DIM + dims
+        is_value = is_column[:, None] & is_dim
+        k = tl.load(key_places, mask=is_value, other=0.0)
+        v = tl.load(key_places + NUM_KV_HEADS * HEAD_DIM, mask=is_value, other=0.0)
+        if IN_FLOAT32:
+            k, v = k.to(tl.float32), v.to(tl.float32)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+
+        sees = is_row[:, None] & is_column
+        if block + BLOCK_N > all_see:
+            past = columns[None, :] - prefix[:, None]
+            sees_past = past < 0
+            for word in tl.static_range(NUM_WORDS):
+                bits = tl.load(masks + query * NUM_WORDS + word, mask=is_row, other=0)
+                shift = past - word * 64
+                is_here = (shift >= 0) & (shift < 64)
+                bit = (bits[:, None] >> tl.where(is_here, shift, 0).to(tl.int64)) & 1
+                sees_past = sees_past | (is_here & (bit != 0))
+            sees = sees & sees_past
+        if WINDOW > 0:
+            position = tl.load(positions + query, mask=is_row, other=0)
+            sees = sees & (position[:, None] - columns < WINDOW)
+        scores = tl.where(sees, scores, -float("inf"))
+
+        new_highest = tl.maximum(highest, tl.max(scores, 1))
+        base = tl.where(new_highest == -float("inf"), 0.0, new_highest)
+        weights = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(highest - base)
+        total = total * shrink + tl.sum(weights, 1)
+        sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        highest = new_highest
+
+    has_seen = total > 0.0
+    sums = sums / tl.where(has_seen, total, 1.0)[:, None]
+    place = (query * (NUM_KV_HEADS * GROUP) + head).to(tl.int64) * NUM_SPLITS + split
+    part_places = parts + place[:, None] * HEAD_DIM + dims
+    tl.store(part_places, sums.to(parts.dtype.element_ty), mask=is_row[:, None] & is_dim)
+    if NUM_SPLITS > 1:
+        norm = tl.where(has_seen, highest + tl.log2(tl.where(has_seen, total, 1.0)), -float("inf"))
+        tl.store(part_norms + place, norm, mask=is_row)
+
+
+@triton.jit
+def _join(
+    parts,  # [R, NUM_SPLITS, head_dim] float32
+    part_norms,  # [R, NUM_SPLITS] float32
+    output,  # [R, head_dim]
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    splits, dims = tl.arange(0, NUM_SPLITS), tl.arange(0, PADDED_DIM)
+    norms = tl.load(part_norms + row * NUM_SPLITS + splits)
+    highest = tl.max(norms, 0)
+    weights = tl.exp2(norms - tl.where(highest == -float("inf"), 0.0, highest))
+    total = tl.sum(weights, 0)
+    places = parts + (row * NUM_SPLITS + splits[:, None]) * HEAD_DIM + dims
+    values = tl.load(places, mask=(weights[:, None] > 0.0) & (dims < HEAD_DIM), other=0.0)
+    joined = tl.sum(values * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    tl.store(output + row * HEAD_DIM + dims, joined.to(output.dtype.element_ty), mask=dims < HEAD_DIM)
+
+
+def tree_attention(
+    queries: Tensor,
+    storage: Tensor,
+    slots: Tensor,
+    query_starts: Tensor,
+    kv_lens: Tensor,
+    prefixes: Tensor,
+    masks: Tensor,
+    positions: Tensor,
+    *,
+    max_queries: int,
+    num_splits: int,
+    window: int | None = None,
+) -> Tensor:
+    """[T, heads, head_dim] from queries of that shape and one layer of the cache, [S, 2, kv_heads, head_dim].
+
+    slots: [B, L] int32, the cache slot of each row of each sequence; query_starts: [B + 1] and kv_lens: [B] int32; prefixes: [T]
+    int32, the rows that a query sees whatever its mask says; masks: [T, W] int64, bit j of word w for row prefix + 64 w + j;
+    positions: [T] int64, for layers with a window. max_queries: no sequence has more queries; num_splits: a power of two, the
+    parts that each context is cut into. A query that sees nothing gets zeros.
+    """
+    num_tokens, num_heads, head_dim = queries.shape
+    num_kv_heads = storage.shape[2]
+    group = num_heads // num_kv_heads
+    num_rows = max_queries * group
+    block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    padded_dim = max(16, triton.next_power_of_2(head_dim))
+    output = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    parts, part_norms = output, output
+    if num_splits > 1:
+        # Not empty: a tile without queries leaves its places as they are, and the join must not meet NaN there.
+        parts = queries.new_zeros(num_tokens, num_heads, num_splits, head_dim, dtype=torch.float32)
+        part_norms = parts.new_full((num_tokens, num_heads, num_splits), -torch.inf)
+    grid = (triton.cdiv(num_rows, block_m), len(kv_lens) * num_kv_heads, num_splits)
+    _attend[grid](
+        queries,
+        storage,
+        slots,
+        query_starts,
+        kv_lens,
+        prefixes,
+        masks,
+        positions,
+        parts,
+        part_norms,
+        head_dim**-0.5 * LOG2_E,
+        queries.stride(0),
+        queries.stride(1),
+        storage.stride(0),
+        slots.stride(0),
+        GROUP=group,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=padded_dim,
+        NUM_WORDS=masks.shape[1],
+        WINDOW=window or 0,
+        NUM_SPLITS=num_splits,
+        BLOCK_M=block_m,
+        BLOCK_N=64 if padded_dim <= 128 else 32,
+        IN_FLOAT32=IS_INTERPRETED,
+    )
+    if num_splits > 1:
+        _join[(num_tokens * num_heads,)](parts, part_norms, output, HEAD_DIM=head_dim, PADDED_DIM=padded_dim, NUM_SPLITS=num_splits)
+    return output
+
+
+def mask_words(tree_mask: Tensor) -> Tensor:
+    """[..., W] int64 from a bool mask [..., C]: bit j of word w is column 64 w + j."""
+    num_columns = tree_mask.shape[-1]
+    num_words = -(-num_columns // 64)
+    padded = torch.nn.functional.pad(tree_mask, (0, num_words * 64 - num_columns))
+    bits = torch.ones(64, dtype=torch.int64, device=tree_mask.device) << torch.arange(64, device=tree_mask.device)
+    return (padded.unflatten(-1, (num_words, 64)) * bits).sum(dim=-1)

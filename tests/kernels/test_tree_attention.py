@@ -1,0 +1,134 @@
+"""The Triton kernel against the torch reference: in Triton's interpreter on a CPU, natively on a GPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.attention.triton import TritonAttention
+from eagle_rt.batch import Batch
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels.tree_attention import mask_words, tree_attention
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def random_case(
+    generator: torch.Generator, prefix_lens: list[int], num_queries: int, num_columns: int | None, *, scattered: bool
+) -> Batch:
+    """Sequences with `num_queries` rows each: a tree over the last `num_columns` rows, or causal. A lone row is a chain's."""
+    count = num_columns if num_columns is not None else num_queries
+    lengths = tuple(prefix + count for prefix in prefix_lens)
+    order = torch.randperm(sum(lengths), generator=generator) if scattered else torch.arange(sum(lengths))
+    own = list(order.split(list(lengths)))
+    tree_mask = None
+    positions = torch.cat([torch.arange(length - num_queries, length) for length in lengths])
+    if num_columns is not None:
+        tree_mask = torch.rand(len(lengths), num_queries, num_columns, generator=generator) < (0.4 if num_queries > 1 else 1.0)
+        diagonal = torch.arange(num_queries)
+        tree_mask[:, diagonal, num_columns - num_queries + diagonal] = True
+        positions = torch.cat([prefix + torch.randint(0, 3, (num_queries,), generator=generator) for prefix in prefix_lens])
+    return Batch(
+        tokens=torch.zeros(len(lengths) * num_queries, dtype=torch.int64, device=DEVICE),
+        positions=positions.to(DEVICE),
+        slots=torch.zeros(0),
+        query_starts=tuple(range(0, len(lengths) * num_queries + 1, num_queries)),
+        kv_lens=lengths,
+        kv_slots=tuple(s.to(DEVICE) if scattered else slice(int(s[0]), int(s[-1]) + 1) for s in own),
+        tree_mask=None if tree_mask is None else tree_mask.to(DEVICE),
+    )
+
+
+def check(
+    batch: Batch, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, num_splits: int, window: int | None = None
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    pool = KVPool(2, sum(batch.kv_lens), kv_heads, head_dim, dtype, DEVICE)
+    pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
+    queries = torch.randn(len(batch.tokens), heads, head_dim, generator=generator).to(DEVICE, dtype)
+    reference, ours = ReferenceAttention(dtype), TritonAttention()
+    expected = reference.run(queries, pool, 1, reference.plan(batch), window)
+    found = ours.run(queries, pool, 1, replace(ours.plan(batch), num_splits=num_splits), window)
+    torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    prefix_lens=st.lists(st.sampled_from([0, 1, 15, 16, 17, 63, 64, 65, 130]), min_size=1, max_size=3),
+    num_queries=st.integers(1, 9),
+    extra_columns=st.sampled_from([None, 0, 3, 70]),
+    group=st.sampled_from([1, 2, 3, 8]),
+    kv_heads=st.integers(1, 2),
+    head_dim=st.sampled_from([16, 80, 96]),
+    num_splits=st.sampled_from([1, 2, 8]),
+    window=st.sampled_from([None, 5, 40]),
+    scattered=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_any_shape(
+    prefix_lens: list[int],
+    num_queries: int,
+    extra_columns: int | None,
+    group: int,
+    kv_heads: int,
+    head_dim: int,
+    num_splits: int,
+    window: int | None,
+    scattered: bool,
+    seed: int,
+) -> None:
+    num_columns = None if extra_columns is None else num_queries + extra_columns
+    batch = random_case(torch.Generator().manual_seed(seed), prefix_lens, num_queries, num_columns, scattered=scattered)
+    check(
+        batch,
+        heads=group * kv_heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        dtype=torch.float32,
+        num_splits=num_splits,
+        window=window,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("group", [1, 4, 16])
+def test_the_precisions_and_sizes_that_are_served(dtype: torch.dtype, head_dim: int, group: int) -> None:
+    batch = random_case(torch.Generator().manual_seed(0), [70, 3], 8, 65, scattered=True)
+    check(batch, heads=2 * group, kv_heads=2, head_dim=head_dim, dtype=dtype, num_splits=2)
+
+
+@pytest.mark.parametrize("num_splits", [1, 4])
+def test_a_query_that_sees_nothing_gets_zeros(num_splits: int) -> None:
+    """A padded row of a captured batch: a sequence of length 0."""
+    pool = KVPool(1, 8, 1, 16, torch.float32, DEVICE)
+    pool.storage.normal_()
+    whole = {"dtype": torch.int32, "device": DEVICE}
+    output = tree_attention(
+        torch.randn(2, 2, 16, device=DEVICE),
+        pool.storage[0],
+        torch.zeros(2, 4, **whole),
+        torch.tensor([0, 1, 2], **whole),
+        torch.tensor([3, 0], **whole),
+        torch.tensor([3, 0], **whole),
+        torch.zeros(2, 1, dtype=torch.int64, device=DEVICE),
+        torch.zeros(2, dtype=torch.int64, device=DEVICE),
+        max_queries=1,
+        num_splits=num_splits,
+    )
+    torch.testing.assert_close(output[0, 0], pool.storage[0, 0, 1, 0])
+    assert not output[1].any()
+
+
+@pytest.mark.parametrize("num_columns", [1, 63, 64, 65, 128, 130])
+def test_mask_words_hold_every_column(num_columns: int) -> None:
+    mask = torch.rand(3, num_columns, generator=torch.Generator().manual_seed(2)) < 0.5
+    words = mask_words(mask)
+    assert words.shape == (3, -(-num_columns // 64))
+    for row in range(3):
+        for column in range(num_columns):
+            assert (int(words[row, column // 64]) >> (column % 64)) & 1 == int(mask[row, column])
