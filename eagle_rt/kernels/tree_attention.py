@@ -8,8 +8,8 @@ The query heads that share a key head are packed into the rows of one tile, so t
 context is cut into splits that run side by side; each leaves its part of the softmax, and a second kernel joins the parts
 (FlashDecoding; Dao et al., 2023). `attention/reference.py` is the slow twin.
 """
-# pyright: reportArgumentType=false
-# (numbers become constexpr when a kernel is launched)
+# pyright: reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
+# (inside a kernel, and where one is launched, types are Triton's and not what they seem)
 
 import os
 

@@ -169,6 +169,7 @@ FLIPS: list[tuple[str, dict[str, Any]]] = [
     ("eagle3-specforge", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]}}),
     ("eagle3-nvidia", {"eagle_config": {}}),
     ("eagle3-speculators", {"norm_before_residual": False}),
+    ("eagle3-two-layers-vllm", {"norm_before_residual": True}),
     ("eagle3.1", {"norm_output": False}),
     ("eagle3-tied", {"tie_word_embeddings": False}),
 ]
