@@ -9,6 +9,7 @@ import torch
 ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+COUPLINGS = ("auto", "off")
 FIT_CHECKS = ("off", "warn", "auto")
 
 # steps, top-k, draft tokens when none is given: on two CPU cores the tree that paid on every prompt set; unmeasured on a GPU.
@@ -81,6 +82,13 @@ class EngineConfig:
         type=int,
         nargs="+",
     )
+    speculative_coupling: str = option(
+        "speculation",
+        "auto: drafts for sampled requests are ranked under the noise that the target will draw with, which accepts more and "
+        "changes no token. off: by the head's probabilities alone.",
+        "auto",
+        choices=list(COUPLINGS),
+    )
     speculative_fit_check: str = option(
         "speculation",
         "Measure at start how often the head foresees the target's next token: warn where it does not fit, or take the feature "
@@ -127,6 +135,8 @@ class EngineConfig:
         require(self.dtype in ("auto", *DTYPES), "dtype", self.dtype, f"one of auto, {', '.join(DTYPES)}")
         algorithm = self.speculative_algorithm
         require(algorithm in (None, *ALGORITHMS), "speculative_algorithm", algorithm, f"one of {', '.join(ALGORITHMS)}")
+        coupling = self.speculative_coupling
+        require(coupling in COUPLINGS, "speculative_coupling", coupling, f"one of {', '.join(COUPLINGS)}")
         fit_check = self.speculative_fit_check
         require(fit_check in FIT_CHECKS, "speculative_fit_check", fit_check, f"one of {', '.join(FIT_CHECKS)}")
 

@@ -106,7 +106,7 @@ def gap_at(model: PreTrainedModel, prompt: Text, reference: Text, position: int,
             torch.tensor([params.min_p]),
         )
         assert params.seed is not None
-        logits = scaled + gumbel_noise(torch.tensor([params.seed]), torch.tensor([len(text) - 1]), logits.shape[1])
+        logits = scaled + gumbel_noise(torch.tensor([params.seed]), torch.tensor([len(text) - 1]), torch.arange(logits.shape[1]))
     best = logits[0].topk(2).values
     return float(best[0] - best[1])
 

@@ -45,6 +45,7 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
             top_k=tree_shape.top_k,
             num_draft_tokens=tree_shape.num_draft_tokens,
             num_states=config.max_running_requests,
+            couples=config.speculative_coupling == "auto",
         )
     runner = Runner(models.target, pool, backend, drafter, tree_shape, config.page_size, device)
     scheduler = Scheduler(limits, models.eos_token_ids, use_prefix_cache=not config.disable_radix_cache)

@@ -18,15 +18,14 @@ def mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def gumbel_noise(seeds: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
-    """Standard Gumbel noise [R, num_tokens] in float32; row r belongs to seeds[r] and positions[r] (both int64 [R]).
+def gumbel_noise(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+    """Standard Gumbel noise [R, V] in float32 for token ids [V]; row r belongs to seeds[r] and positions[r] (all int64).
 
-    Entry v depends on nothing but (seed, position, v): two 32-bit keys are mixed from the seed's halves and the position, and
-    every token id passes through both.
+    The entry of token v depends on nothing but (seed, position, v): two 32-bit keys are mixed from the seed's halves and the
+    position, and every token id passes through both.
     """
     low_key = mix((seeds & WORD) ^ mix(positions & WORD))
     high_key = mix(((seeds >> 32) & WORD) ^ mix((positions + 0x9E3779B9) & WORD))
-    tokens = torch.arange(num_tokens, device=seeds.device)
     bits = mix(mix(tokens ^ low_key[:, None]) ^ high_key[:, None])
     # -log(1 - u) is exponential; in this form its small values, which win, keep their full float32 precision.
     uniform = ((bits.double() + 0.5) * 2.0**-32).float().clamp(max=1 - 2.0**-24)

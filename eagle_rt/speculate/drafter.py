@@ -7,6 +7,7 @@ from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.heads.base import DraftHead
+from eagle_rt.speculate.sampler import coupled_logits
 from eagle_rt.speculate.sequences import DecodeSequences
 from eagle_rt.tree.draft_tree import DraftTree
 from eagle_rt.tree.expand import first_level, next_level
@@ -18,6 +19,7 @@ class TreeDrafter:
     """Keeps the head's cache and, per running request, the head's state after the last certain token.
 
     num_steps, top_k, num_draft_tokens: depth, branching and node count of the trees. num_states: requests that may run at once.
+    couples: guesses for sampled requests are ranked under the noise that the target will draw with.
     """
 
     def __init__(
@@ -30,11 +32,13 @@ class TreeDrafter:
         top_k: int,
         num_draft_tokens: int,
         num_states: int,
+        couples: bool,
     ) -> None:
         self.head = head
         self.pool = pool
         self._backend = backend
         self._num_steps, self._top_k, self._num_draft_tokens = num_steps, top_k, num_draft_tokens
+        self._couples = couples
         storage = pool.storage
         self._states = torch.zeros(num_states, head.shape.hidden_size, dtype=storage.dtype, device=storage.device)
 
@@ -68,13 +72,20 @@ class TreeDrafter:
         """
         top_k, token_map = self._top_k, self.head.token_map
         states = self._states[sequences.state_rows][:, None]
-        candidates, beam = first_level(self.head.logits(states[:, 0]), top_k)
+        candidates, beam = first_level(self._logits(states, sequences, depth=0)[:, 0], top_k)
         for level in range(self._num_steps - 1):
             states = states.gather(1, beam.parent_rows[:, :, None].expand(-1, -1, states.shape[-1]))
             positions = sequences.positions_at(torch.full_like(beam.tokens, level))
             batch = sequences.scratch_batch(token_map.to_target(beam.tokens), positions, level * top_k, beam.visible)
             outputs = self.head.forward(batch.tokens, states.flatten(0, 1), batch, self.pool, self._backend)
             states = outputs.view(sequences.batch_size, top_k, -1)
-            logits = self.head.logits(outputs).view(sequences.batch_size, top_k, -1)
-            candidates, beam = next_level(candidates, beam, logits)
+            candidates, beam = next_level(candidates, beam, self._logits(states, sequences, depth=level + 1))
         return rerank(candidates, token_map.target_ids, sequences.root_tokens, self._num_draft_tokens)
+
+    def _logits(self, states: Tensor, sequences: DecodeSequences, depth: int) -> Tensor:
+        """[B, Q, W] by which the children of nodes at a depth below the root are ranked; states: [B, Q, H]."""
+        logits = self.head.logits(states.flatten(0, 1)).unflatten(0, states.shape[:2])
+        if not self._couples:
+            return logits
+        positions = sequences.positions_at(torch.full(states.shape[:2], depth, device=states.device))
+        return coupled_logits(logits, positions, sequences.sampling, self.head.token_map.target_ids)

@@ -34,7 +34,14 @@ def target_choice(logits: Tensor, positions: Tensor, sampling: SamplingBatch) ->
     if len(sampling.sampled) == 0:
         return choice
     rows = sampling.sampled
-    _, num_nodes, vocab_size = logits.shape
+    tokens = torch.arange(logits.shape[-1], device=logits.device)
+    return choice.index_copy(0, rows, perturbed_logits(logits, positions, sampling, tokens).argmax(dim=-1))
+
+
+def perturbed_logits(logits: Tensor, positions: Tensor, sampling: SamplingBatch, tokens: Tensor) -> Tensor:
+    """[S, N, V] filtered logits / temperature + noise of the S sampled sequences of [B, N, V] logits over token ids [V]."""
+    rows = sampling.sampled
+    num_nodes = logits.shape[1]
 
     def per_node(values: Tensor) -> Tensor:
         return values[rows].repeat_interleave(num_nodes)
@@ -42,8 +49,20 @@ def target_choice(logits: Tensor, positions: Tensor, sampling: SamplingBatch) ->
     scaled = logits[rows].flatten(0, 1) / per_node(sampling.temperature)[:, None]
     if sampling.has_filters:
         scaled = filter_tokens(scaled, per_node(sampling.top_k), per_node(sampling.top_p), per_node(sampling.min_p))
-    noise = gumbel_noise(per_node(sampling.seeds), positions[rows].flatten(), vocab_size)
-    return choice.index_copy(0, rows, (scaled + noise).argmax(dim=-1).view(-1, num_nodes))
+    noise = gumbel_noise(per_node(sampling.seeds), positions[rows].flatten(), tokens)
+    return (scaled + noise).unflatten(0, (-1, num_nodes))
+
+
+def coupled_logits(logits: Tensor, positions: Tensor, sampling: SamplingBatch, tokens: Tensor) -> Tensor:
+    """Draft logits [B, N, W] over target ids [W], as the target will look at its own after nodes at positions [B, N].
+
+    The target's choice is the argmax of its perturbed logits, and the noise is known before the target has run. A head that ranks
+    its guesses by its own logits under the same temperature, filters and noise guesses that choice, not the most likely token. What
+    is drafted never changes what is chosen, so the output stays the same.
+    """
+    if len(sampling.sampled) == 0:
+        return logits
+    return logits.float().index_copy(0, sampling.sampled, perturbed_logits(logits.float(), positions, sampling, tokens))
 
 
 def filter_tokens(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

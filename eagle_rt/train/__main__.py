@@ -50,6 +50,7 @@ def add_fit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument("--rows", type=Path, nargs="+", required=True, help="what `prepare` wrote")
     parser.add_argument("--run-dir", type=Path, required=True, help="checkpoints and CSV logs; the same folder resumes")
     parser.add_argument("--kind", choices=["EAGLE3", "EAGLE"], default="EAGLE3", help="of head")
+    parser.add_argument("--start-from", type=Path, metavar="HEAD", help="folder of a head that `export` wrote, to train further")
     parser.add_argument("--num-steps", type=int, default=10000, help="optimizer steps")
     parser.add_argument("--batch-size", type=int, default=16, help="rows a step, over all devices")
     parser.add_argument("--micro-batch-size", type=int, default=2, help="rows a device reads at once; the rest is accumulated")
@@ -79,6 +80,7 @@ def fit(args: argparse.Namespace) -> None:
         learning_rate=args.learning_rate,
         optimizer=args.optimizer,
         precision=DTYPES[args.precision],
+        start_from=args.start_from,
         checkpoint_every=args.checkpoint_every,
     )
     trainer = HeadTrainer(models.target, texts, fit_config)

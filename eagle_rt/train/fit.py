@@ -13,6 +13,7 @@ from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.spec import default_feature_layers
 from eagle_rt.models.reading import read_texts
 from eagle_rt.train.batches import BatchOrder, Text, counted_positions, held_out_split, padded
+from eagle_rt.train.export import exported_weights
 from eagle_rt.train.loop import LoopConfig, Metrics, adamw_for, fit, muon_for, rank_and_world_size
 from eagle_rt.train.modules import Eagle3Trainee, EagleTrainee, Trainee, most_frequent_tokens
 
@@ -27,7 +28,7 @@ NUM_EVALUATED_TEXTS = 128
 @dataclass(frozen=True)
 class FitConfig:
     """kind: EAGLE3 or EAGLE; batch_size rows a step, read `micro_batch_size` at a time; num_unrolled passes over the head's own
-    outputs; optimizer: adamw, or muon, which small heads learn faster with."""
+    outputs; optimizer: adamw, or muon, which small heads learn faster with; start_from: a head that `export` wrote."""
 
     kind: str
     num_steps: int
@@ -38,6 +39,7 @@ class FitConfig:
     learning_rate: float
     optimizer: str
     precision: torch.dtype
+    start_from: Path | None = None
     held_out_fraction: float = 0.02
     checkpoint_every: int = 250
 
@@ -69,10 +71,13 @@ def make_trainee(target: Decoder, config: FitConfig, texts: list[Text]) -> Train
     torch.manual_seed(SEED)
     lm_head = target.lm_head.weight.t()
     vocab_size = target.spec.vocab_size
+    given = exported_weights(config.start_from) if config.start_from else {}
     if config.kind == "EAGLE3":
         draft_vocab_size = min(config.draft_vocab_size, vocab_size)
         answers = torch.tensor([token for text in texts for token in text.tokens[text.answer_start :]])
         draft_tokens = most_frequent_tokens(answers, vocab_size, draft_vocab_size)
+        draft_tokens = given.get("draft_tokens", draft_tokens)
+        draft_vocab_size = len(draft_tokens)
         trainee = Eagle3Trainee(head_config(target, config.kind, draft_vocab_size), draft_tokens)
     else:
         # Under autocast the target's own weights will do; float32 products need them in float32.
@@ -80,6 +85,11 @@ def make_trainee(target: Decoder, config: FitConfig, texts: list[Text]) -> Train
         trainee = EagleTrainee(head_config(target, config.kind, vocab_size), frozen)
     trainee = trainee.to(target.embedding.device)
     trainee.start_from(lm_head, target.final_norm.weight)
+    if given:
+        try:
+            trainee.load_state_dict(given)
+        except RuntimeError as error:
+            raise ValueError(f"{config.start_from} is no {config.kind} head for this target: {error}") from None
     return trainee
 
 

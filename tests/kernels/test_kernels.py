@@ -47,16 +47,16 @@ def test_silu_and_mul() -> None:
 
 def test_noise_is_gumbel() -> None:
     seeds = torch.arange(40) * 7919
-    noise = gumbel_noise(seeds, torch.full((40,), 3), 5000)
+    noise = gumbel_noise(seeds, torch.full((40,), 3), torch.arange(5000))
     assert stats.kstest(noise.flatten().numpy(), "gumbel_r").pvalue > 1e-3
     assert torch.isfinite(noise).all()
 
 
 def test_noise_depends_on_seed_position_and_token_only() -> None:
     seeds, positions = torch.tensor([1, 1, 2, 2**40 + 1]), torch.tensor([5, 6, 5, 5])
-    noise = gumbel_noise(seeds, positions, 100)
-    assert torch.equal(noise[1:2], gumbel_noise(seeds[1:2], positions[1:2], 100))
-    assert torch.equal(noise[:, :10], gumbel_noise(seeds, positions, 10))
+    noise = gumbel_noise(seeds, positions, torch.arange(100))
+    assert torch.equal(noise[1:2], gumbel_noise(seeds[1:2], positions[1:2], torch.arange(100)))
+    assert torch.equal(noise[:, :10], gumbel_noise(seeds, positions, torch.arange(10)))
     for a in range(4):
         for b in range(a):
             assert not torch.equal(noise[a], noise[b])
@@ -64,8 +64,8 @@ def test_noise_depends_on_seed_position_and_token_only() -> None:
 
 def test_noise_is_uncorrelated_across_seeds_positions_and_tokens() -> None:
     """Neighbouring keys are the ones that are used together."""
-    base = gumbel_noise(torch.arange(200), torch.full((200,), 9), 300)
-    shifted = gumbel_noise(torch.arange(200), torch.full((200,), 10), 300)
+    base = gumbel_noise(torch.arange(200), torch.full((200,), 9), torch.arange(300))
+    shifted = gumbel_noise(torch.arange(200), torch.full((200,), 10), torch.arange(300))
     pairs = [(base, shifted), (base[1:], base[:-1]), (base[:, 1:], base[:, :-1]), (base[1:], shifted[:-1])]
     for a, b in pairs:
         correlation = torch.corrcoef(torch.stack((a.flatten(), b.flatten())))[0, 1]
@@ -74,7 +74,7 @@ def test_noise_is_uncorrelated_across_seeds_positions_and_tokens() -> None:
 
 def test_noise_is_pinned() -> None:
     """Seeded replies must stay the same from version to version."""
-    noise = gumbel_noise(torch.tensor([1234]), torch.tensor([56]), 4)
+    noise = gumbel_noise(torch.tensor([1234]), torch.tensor([56]), torch.arange(4))
     expected = torch.tensor(PINNED)
     torch.testing.assert_close(noise[0], expected, rtol=1e-5, atol=1e-6)
 
