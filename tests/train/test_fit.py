@@ -15,6 +15,7 @@ from torch import Tensor
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.train import __main__ as command
 from eagle_rt.train.batches import BatchOrder, Text, counted_positions, padded, row_texts
+from eagle_rt.train.export import export_head
 from eagle_rt.train.fit import FitConfig, HeadTrainer
 from eagle_rt.train.prepare import Row
 
@@ -131,6 +132,21 @@ def test_from_prompts_to_a_head_that_serves(target_dir: Path, tmp_path: Path, ki
     prompts = random_prompts(3)
     core = make_core(target_dir, tmp_path / "head", (3, 2, 6), speculative_algorithm=kind)
     assert run(core, prompts, sampling) == run(make_core(target_dir), prompts, sampling)
+
+
+@pytest.mark.parametrize("kind", ["EAGLE3", "EAGLE"])
+def test_a_head_can_be_trained_further(target_dir: Path, tmp_path: Path, kind: str) -> None:
+    first = trainer(target_dir, kind=kind)
+    first.run(tmp_path / "run")
+    export_head(first.trainee.config, first.trainee.state_dict(), tmp_path / "head", torch.float32)
+    further = trainer(target_dir, kind=kind, start_from=tmp_path / "head", draft_vocab_size=7)
+    assert same(first.trainee.state_dict(), further.trainee.state_dict())
+
+    other = "EAGLE" if kind == "EAGLE3" else "EAGLE3"
+    with pytest.raises(ValueError, match=f"is no {other} head for this target"):
+        trainer(target_dir, kind=other, start_from=tmp_path / "head")
+    with pytest.raises(FileNotFoundError, match="--start-from takes a head"):
+        trainer(target_dir, kind=kind, start_from=tmp_path / "run")
 
 
 def test_two_processes_make_the_same_step(target_dir: Path, tmp_path: Path) -> None:
