@@ -42,6 +42,8 @@ PROMPTS = (
 SIGNIFICANT = 4.0
 # A head that is right less than so many times as often as it is with hidden states from elsewhere was not made for this target.
 BLIND_RATIO = 1.5
+# Logits over a large vocabulary are made for so many rows at a time.
+ROWS_AT_ONCE = 256
 # Fewer of the target's tokens than this in the draft vocabulary: it was counted on other text, or with another tokenizer.
 LOW_COVERAGE = 0.5
 
@@ -160,7 +162,7 @@ class FitProbe:
     def _target_choices(self) -> Tensor:
         """[R] the target's favourite after the token that each counted row is made from."""
         hidden = self._without_last(self._read((FINAL_NORM,)), shift=1)
-        return self._target.logits(hidden[self._rows]).argmax(dim=-1)
+        return torch.cat([self._target.logits(hidden[rows]).argmax(dim=-1) for rows in self._rows.split(ROWS_AT_ONCE)])
 
     def _without_last(self, per_token: Tensor, shift: int = 0) -> Tensor:
         """Of [T, size] over whole texts, the part for the batch's rows, or for the tokens one later."""
@@ -183,12 +185,14 @@ class FitProbe:
         features = self._features_of(head.feature_layers)
         hidden = head.fuse(features.roll(len(features) // 2, dims=0) if blind else features)
         states = head.forward(next_tokens, hidden, self._batch, pool, ReferenceAttention(hidden.dtype))
-        logits = head.logits(states[self._rows]).float()
         target_ids = head.token_map.target_ids
-        hits = target_ids[logits.argmax(dim=-1)] == self.labels
-        is_label = target_ids == self.labels[:, None]
-        log_probs = torch.where(is_label, logits.log_softmax(dim=-1), 0.0).sum(dim=-1)
-        return hits, log_probs
+        hits, log_probs = [], []
+        for rows, labels in zip(self._rows.split(ROWS_AT_ONCE), self.labels.split(ROWS_AT_ONCE), strict=True):
+            logits = head.logits(states[rows]).float()
+            hits.append(target_ids[logits.argmax(dim=-1)] == labels)
+            is_label = target_ids == labels[:, None]
+            log_probs.append(torch.where(is_label, logits.log_softmax(dim=-1), 0.0).sum(dim=-1))
+        return torch.cat(hits), torch.cat(log_probs)
 
     def measure(self, head: Head, conventions: list[Convention]) -> FitResult:
         """The head as it is, and under other conventions."""
