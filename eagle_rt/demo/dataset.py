@@ -5,7 +5,6 @@ import json
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -45,55 +44,20 @@ def load_dialogues(data_dir: Path) -> list[Dialogue]:
     ]
 
 
-@dataclass(frozen=True)
-class PackedText:
-    """Dialogues laid end to end and cut into rows of equal length.
-
-    tokens: [num_rows, row_length] int64; is_answer: the same shape, True where the assistant speaks.
-    """
-
-    tokens: Tensor
-    is_answer: Tensor
-
-    def batch(self, step: int, batch_size: int, seed: int) -> "PackedText":
-        """The rows of training step `step`: a function of its arguments alone, so that a resumed run sees the same text."""
-        steps_per_epoch = len(self.tokens) // batch_size
-        epoch, index = divmod(step, steps_per_epoch)
-        order = torch.randperm(len(self.tokens), generator=torch.Generator().manual_seed(seed + epoch))
-        rows = order[index * batch_size : (index + 1) * batch_size]
-        return PackedText(self.tokens[rows], self.is_answer[rows])
-
-
-def encode_dialogue(tokenizer: PreTrainedTokenizerFast, dialogue: Dialogue) -> tuple[list[int], list[bool]]:
-    """Token ids of a dialogue in the chat template, and which of them the assistant says (its end marker included)."""
-    tokens: list[int] = []
-    is_answer: list[bool] = []
-    for turn in range(1, len(dialogue) + 1):
-        answering = dialogue[turn - 1]["role"] == "assistant"
-        if answering:
-            prompt = chat_tokens(tokenizer, dialogue[: turn - 1])
-            is_answer += [False] * (len(prompt) - len(tokens))
-        whole = chat_tokens(tokenizer, dialogue[:turn], add_generation_prompt=False)
-        is_answer += [answering] * (len(whole) - len(is_answer))
-        tokens = whole
-    return tokens, is_answer
-
-
-def pack(tokenizer: PreTrainedTokenizerFast, dialogues: list[Dialogue], row_length: int, seed: int) -> PackedText:
-    """Shuffle, encode and concatenate the dialogues; the tail that fills no row is dropped."""
+def pack(tokenizer: PreTrainedTokenizerFast, dialogues: list[Dialogue], row_length: int, seed: int) -> Tensor:
+    """[num_rows, row_length] int64: the dialogues in the chat template, shuffled and laid end to end; the tail that fills no row is
+    dropped."""
     shuffled = random.Random(seed).sample(dialogues, len(dialogues))
-    tokens: list[int] = []
-    is_answer: list[bool] = []
-    for dialogue in shuffled:
-        some_tokens, some_answers = encode_dialogue(tokenizer, dialogue)
-        tokens += some_tokens
-        is_answer += some_answers
+    tokens = [token for dialogue in shuffled for token in chat_tokens(tokenizer, dialogue, add_generation_prompt=False)]
     num_rows = len(tokens) // row_length
-    end = num_rows * row_length
-    return PackedText(
-        torch.tensor(tokens[:end]).view(num_rows, row_length),
-        torch.tensor(is_answer[:end]).view(num_rows, row_length),
-    )
+    return torch.tensor(tokens[: num_rows * row_length]).view(num_rows, row_length)
+
+
+def batch_at(rows: Tensor, step: int, batch_size: int, seed: int) -> Tensor:
+    """The rows of training step `step`: a function of its arguments alone, so that a resumed run sees the same text."""
+    epoch, index = divmod(step, len(rows) // batch_size)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed + epoch))
+    return rows[order[index * batch_size : (index + 1) * batch_size]]
 
 
 def held_out_split(dialogues: list[Dialogue], fraction: float, seed: int) -> tuple[list[Dialogue], list[Dialogue]]:

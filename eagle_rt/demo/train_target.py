@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from eagle_rt.demo.dataset import HELD_OUT_FRACTION, SEED, PackedText, held_out_split, load_dialogues, pack, texts
+from eagle_rt.demo.dataset import HELD_OUT_FRACTION, SEED, batch_at, held_out_split, load_dialogues, pack, texts
 from eagle_rt.demo.tokenizer import VOCAB_SIZE, train_tokenizer
 from eagle_rt.train.loop import LoopConfig, Metrics, fit, muon_for
 
@@ -34,12 +34,6 @@ def target_config() -> LlamaConfig:
     )
 
 
-def packed_splits(data_dir: Path, tokenizer: PreTrainedTokenizerFast) -> tuple[PackedText, PackedText]:
-    """(training rows, held-out rows), the same split for the target and for its heads."""
-    training, held_out = held_out_split(load_dialogues(data_dir), HELD_OUT_FRACTION, SEED)
-    return pack(tokenizer, training, ROW_LENGTH, SEED), pack(tokenizer, held_out, ROW_LENGTH, SEED)
-
-
 def language_model_loss(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
     logits = model(input_ids=tokens, use_cache=False).logits
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
@@ -47,19 +41,19 @@ def language_model_loss(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
 
 def train(data_dir: Path, run_dir: Path, output_dir: Path, *, num_steps: int, batch_size: int) -> None:
     torch.manual_seed(SEED)
-    training_dialogues, _ = held_out_split(load_dialogues(data_dir), HELD_OUT_FRACTION, SEED)
-    tokenizer = train_tokenizer(texts(training_dialogues))
-    training, held_out = packed_splits(data_dir, tokenizer)
-    print(f"{training.tokens.numel():,} training tokens, {held_out.tokens.numel():,} held out")
+    splits = held_out_split(load_dialogues(data_dir), HELD_OUT_FRACTION, SEED)
+    tokenizer = train_tokenizer(texts(splits[0]))
+    training, held_out = (pack(tokenizer, dialogues, ROW_LENGTH, SEED) for dialogues in splits)
+    print(f"{training.numel():,} training tokens, {held_out.numel():,} held out")
 
     model = LlamaForCausalLM(target_config())
 
     def loss_at(step: int, part: int) -> tuple[Tensor, Metrics]:
-        return language_model_loss(model, training.batch(step, batch_size, SEED).tokens), {}
+        return language_model_loss(model, batch_at(training, step, batch_size, SEED)), {}
 
     def evaluate() -> Metrics:
         with torch.no_grad():
-            losses = [language_model_loss(model, rows).item() for rows in held_out.tokens.split(batch_size)]
+            losses = [language_model_loss(model, rows).item() for rows in held_out.split(batch_size)]
         return {"held_out_loss": sum(losses) / len(losses)}
 
     fit(model, muon_for(model, matrix_lr=0.02, other_lr=3e-3), loss_at, LoopConfig(num_steps), run_dir, evaluate)

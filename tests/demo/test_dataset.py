@@ -6,8 +6,9 @@ from pathlib import Path
 import checkpoints
 import torch
 
-from eagle_rt.demo.dataset import encode_dialogue, held_out_split, load_dialogues, pack
+from eagle_rt.demo.dataset import batch_at, held_out_split, load_dialogues, pack
 from eagle_rt.demo.tokenizer import train_tokenizer
+from eagle_rt.models.tokenizer import chat_tokens
 
 TOKENIZER = checkpoints.byte_tokenizer()
 DIALOGUE = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
@@ -24,22 +25,15 @@ def test_files_become_dialogues_without_calculator_notes(tmp_path: Path) -> None
     ]
 
 
-def test_the_answer_and_its_end_mark_are_the_assistants() -> None:
-    tokens, is_answer = encode_dialogue(TOKENIZER, DIALOGUE)
-    said = TOKENIZER.decode([token for token, own in zip(tokens, is_answer, strict=True) if own])
-    assert said == "yes<|end|>"
-    assert TOKENIZER.decode(tokens) == "<|bos|><|user|>hi<|end|><|assistant|>yes<|end|>"
-
-
 def test_rows_hold_the_text_in_order_and_batches_repeat() -> None:
     rows = pack(TOKENIZER, [DIALOGUE] * 20, row_length=7, seed=0)
-    tokens, is_answer = encode_dialogue(TOKENIZER, DIALOGUE)
-    assert rows.tokens.flatten()[: len(tokens)].tolist() == tokens
-    assert rows.is_answer.flatten()[: len(tokens)].tolist() == is_answer
-    again = rows.batch(13, 4, seed=2)
-    assert torch.equal(rows.batch(13, 4, seed=2).tokens, again.tokens)
-    epoch = torch.cat([rows.batch(step, 1, seed=2).tokens for step in range(len(rows.tokens))])
-    assert sorted(epoch.tolist()) == sorted(rows.tokens.tolist())
+    whole = chat_tokens(TOKENIZER, DIALOGUE, add_generation_prompt=False)
+    assert TOKENIZER.decode(whole) == "<|bos|><|user|>hi<|end|><|assistant|>yes<|end|>"
+    assert rows.flatten()[: 2 * len(whole)].tolist() == whole * 2
+    again = batch_at(rows, 13, 4, seed=2)
+    assert torch.equal(batch_at(rows, 13, 4, seed=2), again)
+    epoch = torch.cat([batch_at(rows, step, 1, seed=2) for step in range(len(rows))])
+    assert sorted(epoch.tolist()) == sorted(rows.tolist())
 
 
 def test_nothing_is_in_both_splits() -> None:
