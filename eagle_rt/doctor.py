@@ -70,19 +70,9 @@ def verdict(result: FitResult) -> list[str]:
     """What is wrong, one line each; empty if the head fits."""
     problems = []
     if result.better:
-        changes = result.better.convention.changes
-        advice = f"read it with {result.better.convention.description}"
-        if "feature_layers" in changes:
-            advice = f"set --speculative-aux-layers {' '.join(map(str, changes['feature_layers']))}"
-        elif "rope" in changes:
-            advice = f"set rope_theta to {changes['rope'].theta:g} in the head's config.json"
-        elif "norm_before_residual" in changes:
-            advice = f"set norm_before_residual to {str(changes['norm_before_residual']).lower()} in the head's config.json"
-        elif "embedding_first" in changes:
-            advice = "its fc (or attention) weights have the hidden state before the embedding: swap their halves"
         problems.append(
             f"The head is read by the wrong convention: it foresees {result.acceptance:.1%}, and {result.better.acceptance:.1%} "
-            f"with {result.better.convention.description}. Way out: {advice}."
+            f"with {result.better.convention.description}. Way out: {result.better.convention.remedy}."
         )
     elif result.is_blind:
         problems.append(

@@ -6,15 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle_rt.attention.reference import ReferenceAttention
-from eagle_rt.batch import Batch
-from eagle_rt.cache.pool import KVPool
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.build import build_core
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import model_info
 from eagle_rt.engine.request import SamplingParams, TokenEvent
 from eagle_rt.models.decoder import Decoder, load_decoder
+from eagle_rt.models.reading import read_texts
 from eagle_rt.models.spec import model_spec, read_config
 
 Tree = tuple[int, int, int]
@@ -66,24 +64,7 @@ def load_target(directory: Path, context_length: int = 512, dtype: torch.dtype =
     return load_decoder(directory, spec, context_length=context_length, dtype=dtype, device="cpu")
 
 
-def causal_batch(tokens: list[int]) -> Batch:
-    """A whole text in one pass, cached from slot 0 on."""
-    length = len(tokens)
-    return Batch(
-        tokens=torch.tensor(tokens),
-        positions=torch.arange(length),
-        slots=torch.arange(length),
-        query_starts=(0, length),
-        kv_lens=(length,),
-        kv_slots=(slice(0, length),),
-        tree_mask=None,
-    )
-
-
 @torch.inference_mode()
 def text_logits(decoder: Decoder, tokens: list[int]) -> Tensor:
     """[T, V] logits after every token of a text."""
-    shape = decoder.spec.shape
-    dtype = decoder.embedding.dtype
-    pool = KVPool(decoder.spec.num_layers, len(tokens), shape.num_kv_heads, shape.head_dim, dtype, "cpu")
-    return decoder.logits(decoder.forward(causal_batch(tokens), pool, ReferenceAttention(dtype)).hidden)
+    return decoder.logits(read_texts(decoder, [tokens], ()).hidden)

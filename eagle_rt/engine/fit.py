@@ -50,10 +50,11 @@ LOW_COVERAGE = 0.5
 
 @dataclass(frozen=True)
 class Convention:
-    """Another way to read the head's weights; `changes` are fields of its spec."""
+    """Another way to read the head's weights; `changes` are fields of its spec, `remedy` is what a user can do about it."""
 
     description: str
     changes: dict[str, Any]
+    remedy: str
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class FitResult:
     @property
     def better(self) -> Measured | None:
         """A convention that fits clearly better than the configured one."""
-        best = max(self.others, key=lambda measured: measured.z, default=None)
+        best = self.others[0] if self.others else None
         is_better = best and best.z > SIGNIFICANT and best.acceptance >= self.acceptance and self._sees(best.acceptance)
         return best if is_better else None
 
@@ -102,20 +103,29 @@ def layer_conventions(head: Head, num_layers: int) -> Iterator[Convention]:
     shifted = [tuple(layer + offset for layer in given) for offset in (-1, 1)]
     for layers in dict.fromkeys([*shifted, default_feature_layers(num_layers)]):
         if layers != given and len(layers) == len(given) and all(0 <= layer <= num_layers for layer in layers):
-            yield Convention(f"features of layers {' '.join(map(str, layers))}", {"feature_layers": layers})
+            numbers = " ".join(map(str, layers))
+            yield Convention(f"features of layers {numbers}", {"feature_layers": layers}, f"set {aux_layers_flag(layers)}")
+
+
+def aux_layers_flag(layers: tuple[int, ...]) -> str:
+    return f"--speculative-aux-layers {' '.join(map(str, layers))}"
 
 
 def other_conventions(head: Head, target: ModelSpec) -> Iterator[Convention]:
     """Everything else that published heads disagree about and that the weights do not show."""
     spec = head.spec
     order = "hidden state before the embedding" if spec.embedding_first else "embedding before the hidden state"
-    yield Convention(order, {"embedding_first": not spec.embedding_first})
+    swap = "its fc (or attention) weights have the hidden state before the embedding: swap their halves"
+    yield Convention(order, {"embedding_first": not spec.embedding_first}, swap)
     for theta in dict.fromkeys((target.rope.theta, 10000.0, 500000.0, 1000000.0)):
         if theta != spec.rope.theta:
-            yield Convention(f"rope_theta {theta:g}", {"rope": replace(spec.rope, theta=theta)})
+            remedy = f"set rope_theta to {theta:g} in the head's config.json"
+            yield Convention(f"rope_theta {theta:g}", {"rope": replace(spec.rope, theta=theta)}, remedy)
     if spec.kind == "EAGLE3":
         flipped = not spec.norm_before_residual
-        yield Convention(f"norm_before_residual {str(flipped).lower()}", {"norm_before_residual": flipped})
+        value = str(flipped).lower()
+        remedy = f"set norm_before_residual to {value} in the head's config.json"
+        yield Convention(f"norm_before_residual {value}", {"norm_before_residual": flipped}, remedy)
 
 
 class FitProbe:
@@ -150,6 +160,7 @@ class FitProbe:
         # The row at t foresees the token at t + 2; rows count from where that is the target's own.
         rows = [torch.arange(starts[index] + max(len(prompt) - 2, 0), starts[index + 1]) for index, prompt in enumerate(prompts)]
         self._rows = torch.cat(rows).to(self._target.embedding.device)
+        self._next_tokens = torch.cat([torch.tensor(text[1:]) for text in self._texts]).to(self._rows.device)
         self._features: dict[int, Tensor] = {}
         self.labels = self._target_choices()
 
@@ -180,11 +191,10 @@ class FitProbe:
     def guesses(self, head: Head, *, blind: bool = False) -> tuple[Tensor, Tensor]:
         """([R] bool: the head's favourite is the target's; [R] the log-probability that the head gives to the target's favourite,
         0 where it cannot draft that at all). blind: with the hidden states of other places in the texts."""
-        next_tokens = torch.cat([torch.tensor(text[1:]) for text in self._texts]).to(self.labels.device)
         pool = text_pool(self._batch, head.num_layers, head.shape, self._target.embedding)
         features = self._features_of(head.feature_layers)
         hidden = head.fuse(features.roll(len(features) // 2, dims=0) if blind else features)
-        states = head.forward(next_tokens, hidden, self._batch, pool, ReferenceAttention(hidden.dtype))
+        states = head.forward(self._next_tokens, hidden, self._batch, pool, ReferenceAttention(hidden.dtype))
         target_ids = head.token_map.target_ids
         hits, log_probs = [], []
         for rows, labels in zip(self._rows.split(ROWS_AT_ONCE), self.labels.split(ROWS_AT_ONCE), strict=True):
@@ -196,10 +206,12 @@ class FitProbe:
 
     def measure(self, head: Head, conventions: list[Convention]) -> FitResult:
         """The head as it is, and under other conventions."""
+        variants = [head.with_spec(**convention.changes) for convention in conventions]
+        self._features_of(tuple({layer for variant in (head, *variants) for layer in variant.feature_layers}))  # one pass for all
         hits, log_probs = self.guesses(head)
         others = []
-        for convention in conventions:
-            other_hits, other_log_probs = self.guesses(head.with_spec(**convention.changes))
+        for convention, variant in zip(conventions, variants, strict=True):
+            other_hits, other_log_probs = self.guesses(variant)
             gain = other_log_probs - log_probs
             z = float(gain.mean() / (gain.std() / math.sqrt(len(gain)))) if gain.any() else 0.0
             others.append(Measured(convention, float(other_hits.float().mean()), z))
@@ -245,7 +257,7 @@ def fitted(models: LoadedModels, config: EngineConfig, tokenizer: PreTrainedToke
     better = result.better
     if better:
         layers = better.convention.changes["feature_layers"]
-        flag = f"--speculative-aux-layers {' '.join(map(str, layers))}"
+        flag = aux_layers_flag(layers)
         given = " ".join(map(str, head.feature_layers))
         words = f"with {flag} it would foresee {better.acceptance:.0%}"
         if config.speculative_fit_check == "auto":

@@ -134,9 +134,7 @@ class HeadTrainer:
             optimizers = muon_for(self.trainee, matrix_lr=10 * config.learning_rate, other_lr=config.learning_rate)
         else:
             optimizers = adamw_for(self.trainee, config.learning_rate)
-        _, world_size = rank_and_world_size()
-        num_parts = -(-config.batch_size // (config.micro_batch_size * world_size))
-        loop = LoopConfig(config.num_steps, num_parts, clip_norm=0.5, checkpoint_every=config.checkpoint_every)
+        loop = LoopConfig(config.num_steps, self._num_parts, clip_norm=0.5, checkpoint_every=config.checkpoint_every)
         fit(self.trainee, optimizers, self.loss_at, loop, run_dir, self.evaluate)
 
     def memory(self) -> list[str]:
@@ -147,7 +145,7 @@ class HeadTrainer:
         rank, world_size = rank_and_world_size()
         batch = self._order.at(step)
         num_counted = sum(text.num_counted for text in batch)
-        num_shares = self._num_shares(world_size)
+        num_shares = self._num_parts * world_size
         share = part * world_size + rank
         generator = torch.Generator(self._device).manual_seed(step * num_shares + share)
         losses, agreements = self._losses(batch[share::num_shares], generator)
@@ -166,9 +164,11 @@ class HeadTrainer:
         num_counted = sum(text.num_counted for text in texts)
         return {f"held_out_accept_{j}": count / num_counted for j, count in enumerate(totals.tolist())}
 
-    def _num_shares(self, world_size: int) -> int:
-        config = self._config
-        return -(-config.batch_size // (config.micro_batch_size * world_size)) * world_size
+    @property
+    def _num_parts(self) -> int:
+        """Passes that each process makes a step."""
+        rows_at_once = self._config.micro_batch_size * rank_and_world_size()[1]
+        return -(-self._config.batch_size // rows_at_once)
 
     def _losses(self, texts: list[Text], noise: torch.Generator | None) -> tuple[list[Tensor], list[Tensor]]:
         """Sums over the texts' counted tokens, per unroll step. With a generator the features of an EAGLE head get noise."""

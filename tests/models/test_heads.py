@@ -234,3 +234,7 @@ def test_narrowing_keeps_the_logits_of_what_is_left(written: dict[str, Written],
         states = torch.randn(4, 64)
         places = [known.index(token) for token in kept]
         torch.testing.assert_close(narrowed.logits(states), head.logits(states)[:, places], rtol=1e-5, atol=1e-5)
+        unknown = [token for token in range(262) if token not in known]
+        if unknown:
+            with pytest.raises(ValueError, match=f"none of the {len(unknown)} tokens"):
+                head.narrowed(torch.tensor(unknown))

@@ -102,12 +102,17 @@ class Head(ABC):
         """The same head with a draft vocabulary of only those of its target ids that are in `target_ids`, in that order.
 
         FR-Spec (Zhao et al., 2025): fewer rows of the output layer to read, and the softmax is over those alone.
+
+        Raises:
+            ValueError: none of them is.
         """
         ours = self.token_map.target_ids
         draft_id_of = torch.full((int(max(ours.max(), target_ids.max())) + 1,), -1, device=ours.device)
         draft_id_of[ours] = torch.arange(len(ours), device=ours.device)
         kept = draft_id_of[target_ids.to(ours.device)]
         kept = kept[kept >= 0]
+        if len(kept) == 0:
+            raise ValueError(f"none of the {len(target_ids)} tokens of the token map is in the head's draft vocabulary")
         other = copy.copy(self)
         other.token_map = TokenMap(ours[kept])
         other._lm_head = self._lm_head.rows(kept)
