@@ -1,12 +1,13 @@
 import os
 from pathlib import Path
 
-import checkpoints
-import pytest
 import torch
 
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, which transformers does
+
+import checkpoints
+import pytest
 
 from eagle_rt.engine.load import BUILT_IN
 

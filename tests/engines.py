@@ -18,8 +18,8 @@ from eagle_rt.models.spec import model_spec, read_config
 Tree = tuple[int, int, int]
 
 
-def make_core(target_dir: Path, head_dir: Path | None = None, tree: Tree | None = None, **options: Any) -> EngineCore:
-    """An engine core; with a tree (steps, top-k, tokens) it drafts."""
+def make_config(target_dir: Path, head_dir: Path | None = None, tree: Tree | None = None, **options: Any) -> EngineConfig:
+    """With a tree (steps, top-k, tokens) the engine drafts."""
     if tree:
         options = {
             "speculative_algorithm": "EAGLE3",
@@ -29,9 +29,12 @@ def make_core(target_dir: Path, head_dir: Path | None = None, tree: Tree | None 
             "speculative_num_draft_tokens": tree[2],
             **options,
         }
-    config = EngineConfig(
-        model_path=str(target_dir), **{"max_total_tokens": 4096, "device": "cpu", "speculative_fit_check": "off", **options}
-    )
+    defaults = {"max_total_tokens": 4096, "device": "cpu", "speculative_fit_check": "off"}
+    return EngineConfig(model_path=str(target_dir), **{**defaults, **options})
+
+
+def make_core(target_dir: Path, head_dir: Path | None = None, tree: Tree | None = None, **options: Any) -> EngineCore:
+    config = make_config(target_dir, head_dir, tree, **options)
     return build_core(config, model_info(config))[0]
 
 

@@ -11,11 +11,11 @@ from eagle_rt.cache.pool import KVPool
 class AttentionBackend(Protocol):
     """Plan once a forward pass on the host, then run once a layer on the device."""
 
-    def plan(self, batch: Batch) -> Any:
-        """What all layers of this pass share: masks, lengths, work lists."""
+    def plan(self, batch: Batch, pool: KVPool) -> Any:
+        """What all layers of this pass share: the cache, masks, lengths, work lists."""
         ...
 
-    def run(self, queries: Tensor, pool: KVPool, layer: int, plan: Any, window: int | None) -> Tensor:
+    def run(self, queries: Tensor, layer: int, plan: Any, window: int | None) -> Tensor:
         """Attention of queries [T, query heads, head_dim] over their sequences' cached rows; the same shape comes back.
 
         The rows of this pass are already in the pool. Query heads share key heads in groups. `window` bounds how far back a

@@ -14,14 +14,22 @@ from eagle_rt.cache.pool import KVPool
 class SequencePlan:
     """One sequence of the batch: its query rows, its cache rows, and what each query sees of them.
 
+    views: (keys, values) of every layer, [1, kv heads, kv_len, head_dim] each, where the rows lie side by side; else None.
     bias: [Q, kv_len], 0 where a query sees a row and -inf where it does not, or None where every query sees every row;
     positions: [Q], which layers with a window look at.
     """
 
     rows: slice
     kv_slots: Tensor | slice
+    views: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None
     bias: Tensor | None
     positions: Tensor
+
+
+@dataclass(frozen=True)
+class ReferencePlan:
+    pool: KVPool
+    sequences: tuple[SequencePlan, ...]
 
 
 class ReferenceAttention:
@@ -30,33 +38,38 @@ class ReferenceAttention:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 
-    def plan(self, batch: Batch) -> list[SequencePlan]:
+    def plan(self, batch: Batch, pool: KVPool) -> ReferencePlan:
         sequences = []
         for b in range(batch.batch_size):
-            rows = slice(batch.query_starts[b], batch.query_starts[b + 1])
+            rows, kv_slots = slice(batch.query_starts[b], batch.query_starts[b + 1]), batch.kv_slots[b]
             visible = visible_rows(batch, b)
             bias = None
             if visible is not None:
                 bias = torch.zeros(visible.shape, dtype=self._dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
-            sequences.append(SequencePlan(rows, batch.kv_slots[b], bias, batch.positions[rows]))
-        return sequences
+            views = pool.views(kv_slots) if isinstance(kv_slots, slice) else None
+            sequences.append(SequencePlan(rows, kv_slots, views, bias, batch.positions[rows]))
+        return ReferencePlan(pool, tuple(sequences))
 
-    def run(self, queries: Tensor, pool: KVPool, layer: int, plan: list[SequencePlan], window: int | None) -> Tensor:
-        outputs = [run_sequence(queries[sequence.rows], pool, layer, sequence, window) for sequence in plan]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    def run(self, queries: Tensor, layer: int, plan: ReferencePlan, window: int | None) -> Tensor:
+        if len(plan.sequences) == 1:
+            return run_sequence(queries, plan.pool, layer, plan.sequences[0], window)
+        return torch.cat([run_sequence(queries[own.rows], plan.pool, layer, own, window) for own in plan.sequences])
 
 
 def run_sequence(queries: Tensor, pool: KVPool, layer: int, sequence: SequencePlan, window: int | None) -> Tensor:
-    keys, values = pool.read(layer, sequence.kv_slots)
-    bias = sequence.bias
-    if window is not None and len(keys) > window:
+    if sequence.views:
+        keys, values = sequence.views[0][layer], sequence.views[1][layer]
+    else:
+        keys, values = pool.read(layer, sequence.kv_slots)
+    bias, kv_len = sequence.bias, keys.shape[2]
+    if window is not None and kv_len > window:
         # A drafted row's position is at most what its place in the cache says, so no drafted row falls out of the window here.
-        distances = sequence.positions[:, None] - torch.arange(len(keys), device=keys.device)
+        distances = sequence.positions[:, None] - torch.arange(kv_len, device=keys.device)
         if bias is None:
             bias = torch.zeros(distances.shape, dtype=queries.dtype, device=keys.device)
         bias = bias.masked_fill(distances >= window, -torch.inf)
-    q, k, v = (heads.transpose(0, 1)[None] for heads in (queries, keys, values))
-    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)[0].transpose(0, 1)
+    attended = functional.scaled_dot_product_attention(queries.transpose(0, 1)[None], keys, values, attn_mask=bias, enable_gqa=True)
+    return attended[0].transpose(0, 1)
 
 
 def visible_rows(batch: Batch, b: int) -> Tensor | None:

@@ -18,6 +18,7 @@ MAX_SPLITS = 32
 class TritonPlan:
     """The arguments of `tree_attention` that do not depend on the layer."""
 
+    storage: Tensor
     slots: Tensor
     query_starts: Tensor
     kv_lens: Tensor
@@ -29,7 +30,7 @@ class TritonPlan:
 
 
 class TritonAttention:
-    def plan(self, batch: Batch) -> TritonPlan:
+    def plan(self, batch: Batch, pool: KVPool) -> TritonPlan:
         device = batch.tokens.device
         query_counts = [stop - start for start, stop in zip(batch.query_starts, batch.query_starts[1:], strict=False)]
         slots = torch.zeros(batch.batch_size, max(batch.kv_lens), dtype=torch.int32, device=device)
@@ -46,6 +47,7 @@ class TritonAttention:
             seen = [length - num_columns for length, count in zip(batch.kv_lens, query_counts, strict=True) for _ in range(count)]
             masks = mask_words(batch.tree_mask).flatten(0, 1)
         return TritonPlan(
+            storage=pool.storage,
             slots=slots,
             query_starts=torch.tensor(batch.query_starts, dtype=torch.int32, device=device),
             kv_lens=torch.tensor(batch.kv_lens, dtype=torch.int32, device=device),
@@ -56,10 +58,10 @@ class TritonAttention:
             num_splits=num_splits(max(batch.kv_lens)),
         )
 
-    def run(self, queries: Tensor, pool: KVPool, layer: int, plan: TritonPlan, window: int | None) -> Tensor:
+    def run(self, queries: Tensor, layer: int, plan: TritonPlan, window: int | None) -> Tensor:
         return tree_attention(
             queries,
-            pool.storage[layer],
+            plan.storage[layer],
             plan.slots,
             plan.query_starts,
             plan.kv_lens,

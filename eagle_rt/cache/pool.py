@@ -23,9 +23,14 @@ class KVPool:
         self._layers[layer].index_copy_(0, slots, keys_and_values)
 
     def read(self, layer: int, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """(keys, values), each [len(slots), heads, head_dim]; views where `slots` is a slice."""
-        keys, values = self._layers[layer][slots].unbind(1)
+        """(keys, values) of one layer, each [1, heads, len(slots), head_dim]; views where `slots` is a slice."""
+        keys, values = self._layers[layer][slots].permute(1, 2, 0, 3)[:, None].unbind(0)
         return keys, values
+
+    def views(self, slots: slice) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """`read` of every layer at once: (keys of each layer, values of each layer)."""
+        keys, values = self.storage[:, slots].permute(2, 0, 3, 1, 4)[:, :, None].unbind(0)
+        return keys.unbind(0), values.unbind(0)
 
     def move(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy rows [M] in every layer. Sources and destinations may overlap: all rows are read before any is written."""

@@ -2,6 +2,7 @@
 
 from eagle_rt.config import EngineConfig, resolve_device, resolve_tree
 from eagle_rt.engine.assemble import make_core
+from eagle_rt.engine.compile import compile_passes
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.fit import fitted
 from eagle_rt.engine.load import ModelInfo, load_models
@@ -12,4 +13,7 @@ def build_core(config: EngineConfig, info: ModelInfo) -> tuple[EngineCore, list[
     config = resolve_device(config)
     resolve_tree(config, config.device)  # a tree that cannot work is refused before anything is loaded
     models = fitted(load_models(config, info), config, info.tokenizer)
-    return make_core(models, config)
+    core, notes = make_core(models, config)
+    if config.enable_torch_compile:
+        notes += compile_passes(core, models, config)
+    return core, notes

@@ -50,7 +50,7 @@ class Runner:
     ) -> None:
         self.clock = StepClock()
         self._target, self._pool, self._backend, self._drafter = target, pool, backend, drafter
-        self._tree_shape, self._page_size, self._device = tree_shape, page_size, device
+        self.tree_shape, self._page_size, self._device = tree_shape, page_size, device
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -58,10 +58,10 @@ class Runner:
         self.clock.start()
         decoded, broken = self._decode(plan.decodes) if plan.decodes else ([], [])
         prefilled = self._prefill(plan.chunks) if plan.chunks else []
-        return StepResult(prefilled, decoded, self._tree_shape.num_draft_tokens - 1, broken)
+        return StepResult(prefilled, decoded, self.tree_shape.num_draft_tokens - 1, broken)
 
     def _decode(self, requests: tuple[Request, ...]) -> tuple[list[list[int]], list[bool]]:
-        shape = self._tree_shape
+        shape = self.tree_shape
         sequences = decode_sequences(requests, shape.num_scratch_rows, self._page_size, self._device)
         self.clock.mark("prepare")
         outcome = decode_step(sequences, self._target, self._pool, self._backend, self._drafter, shape.max_depth, self.clock.mark)

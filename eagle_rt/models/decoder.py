@@ -1,5 +1,6 @@
 """The target: one decoder for all supported families."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,9 +9,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from eagle_rt.attention.base import AttentionBackend
+from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.models.layers import Block, ForwardContext, Linear, linear, norm
+from eagle_rt.models.compiled import CompiledPass
+from eagle_rt.models.layers import Attend, Block, Linear, PassContext, linear, norm
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.spec import ModelSpec
 from eagle_rt.models.weights import Checkpoint
@@ -45,13 +48,23 @@ class Decoder:
         self._blocks = [Block(checkpoint, name, shape, size, window) for name, window in zip(names, spec.windows, strict=True)]
         self.final_norm = norm(checkpoint, "model.norm", size, eps)
         is_tied = spec.tie_word_embeddings or "lm_head.weight" not in checkpoint
-        self.lm_head = Linear(self.embedding.t().contiguous()) if is_tied else linear(checkpoint, "lm_head", vocab_size, size)
+        self.lm_head = Linear(self.embedding) if is_tied else linear(checkpoint, "lm_head", vocab_size, size)
         self._rope = Rope(spec.rope, context_length, dtype, device)
+        self._compiled: CompiledPass | None = None
 
     def forward(self, batch: Batch, pool: KVPool, backend: AttentionBackend, feature_layers: tuple[int, ...] = ()) -> TargetOutput:
         """One pass over the batch's T tokens, which also writes their cache rows."""
-        context = ForwardContext(batch, pool, backend, backend.plan(batch), *self._rope.cos_sin(batch.positions))
-        x = functional.embedding(batch.tokens, self.embedding)
+        run = self._compiled or self._layers
+        return run(batch.tokens, batch.positions, CachedAttention(batch, pool, backend), feature_layers)
+
+    def compile(self, row_counts: Iterable[int]) -> CompiledPass:
+        """From now on passes of so many rows run compiled; each is compiled when it first runs."""
+        self._compiled = CompiledPass(self._layers, row_counts)
+        return self._compiled
+
+    def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend, feature_layers: tuple[int, ...]) -> TargetOutput:
+        context = PassContext(*self._rope.cos_sin(positions), attend)
+        x = functional.embedding(tokens, self.embedding)
         captured = {}
         for index, (block, block_norm) in enumerate(zip(self._blocks, self._norms, strict=True)):
             captured[index] = x

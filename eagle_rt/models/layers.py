@@ -1,53 +1,64 @@
 """The parts that target and head are made of. Weights are fixed at construction; calling changes nothing but the cache."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from eagle_rt.attention.base import AttentionBackend
-from eagle_rt.batch import Batch
-from eagle_rt.cache.pool import KVPool
-from eagle_rt.kernels.few_rows import NUM_PACKED_ROWS, PackedProduct, can_pack
+from eagle_rt.kernels.packed_linear import PackedProduct, can_pack
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
 from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
 
+# float32 products of one row, and of more than these, are faster from the plain weight (two cores of a Xeon with AMX).
+MAX_PACKED_FLOAT32_ROWS = 16
+
 
 class Linear:
-    """y = x W^T + b for x [R, in].
+    """y = x W^T + b for x [R, in], given W [out, in].
 
-    W^T [in, out] is what is held: the faster way round on a CPU for one row and for many. For a handful of rows, which is what
-    trees are made of, it is held once more, packed.
+    On a CPU the weight is packed: in a half precision only so, and in float32, where one row and many are faster from the plain
+    W^T, a second time.
     """
 
-    def __init__(self, transposed: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = transposed
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.bias = bias
-        self._packed = PackedProduct(transposed.t()) if can_pack(transposed) else None
+        self._packed = PackedProduct(weight, bias) if can_pack(weight) else None
+        is_plain_too = self._packed is None or weight.dtype == torch.float32
+        self._transposed = weight.t().contiguous() if is_plain_too else None
+
+    @property
+    def weight(self) -> Tensor:
+        """W [out, in]; a copy where only the packed one is held."""
+        if self._transposed is None:
+            assert self._packed
+            return self._packed.unpacked()
+        return self._transposed.t()
 
     def rows(self, kept: Tensor) -> "Linear":
         """Only the outputs [R] that `kept` names."""
-        return Linear(self.weight[:, kept], None if self.bias is None else self.bias[kept])
+        return Linear(self.weight[kept], None if self.bias is None else self.bias[kept])
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._packed and 1 < x.shape[0] <= NUM_PACKED_ROWS:
-            return self._packed(x, self.bias)
-        return x @ self.weight if self.bias is None else torch.addmm(self.bias, x, self.weight)
+        if self._packed and (self._transposed is None or 1 < x.shape[0] <= MAX_PACKED_FLOAT32_ROWS):
+            return self._packed(x)
+        assert self._transposed is not None
+        return x @ self._transposed if self.bias is None else torch.addmm(self.bias, x, self._transposed)
+
+
+Attend = Callable[[int, Tensor, Tensor, int | None], Tensor]
 
 
 @dataclass(frozen=True)
-class ForwardContext:
-    """What every layer of one pass shares: the batch, where attention reads and writes, and the positions' angles."""
+class PassContext:
+    """What every layer of one pass shares: the positions' angles, and `attend(layer, queries, keys_and_values, window)`."""
 
-    batch: Batch
-    pool: KVPool
-    backend: AttentionBackend
-    plan: object
     cos: Tensor
     sin: Tensor
+    attend: Attend
 
 
 class Attention:
@@ -67,7 +78,7 @@ class Attention:
             self._query_norm = RMSNorm(query_norm, shape.rms_norm_eps)
             self._key_norm = RMSNorm(key_norm, shape.rms_norm_eps)
 
-    def __call__(self, x: Tensor, layer: int, context: ForwardContext) -> Tensor:
+    def __call__(self, x: Tensor, layer: int, context: PassContext) -> Tensor:
         qkv = self._qkv(x).view(len(x), -1, self._head_dim)
         num_turned = self._heads + self._kv_heads
         if self._query_norm and self._key_norm:
@@ -76,8 +87,7 @@ class Attention:
         qkv[:, :num_turned] = rotate(qkv[:, :num_turned], context.cos, context.sin)
         queries = qkv[:, : self._heads]
         keys_and_values = qkv[:, self._heads :].unflatten(1, (2, self._kv_heads))
-        context.pool.write(layer, context.batch.slots, keys_and_values)
-        attended = context.backend.run(queries, context.pool, layer, context.plan, self._window)
+        attended = context.attend(layer, queries, keys_and_values, self._window)
         return self._output(attended.flatten(1))
 
 
@@ -101,7 +111,7 @@ class Block:
         self._feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", shape.hidden_size, shape.rms_norm_eps)
         self._feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape)
 
-    def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: ForwardContext) -> Tensor:
+    def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: PassContext) -> Tensor:
         x = x + self._attention(attention_input, layer, context)
         return x + self._feed_forward(self._feed_forward_norm(x))
 
@@ -115,16 +125,20 @@ def merged_linear(checkpoint: Checkpoint, out_sizes: dict[str, int], in_size: in
 
     Each is copied to its place as it is read, so that no more than one of them is in memory twice.
     """
-    transposed, column = None, 0
+    biases = [checkpoint.take(f"{name}.bias", (size,)) for name, size in out_sizes.items() if f"{name}.bias" in checkpoint]
+    bias = torch.cat(biases) if biases else None
+    if len(out_sizes) == 1:
+        (name, size), *_ = out_sizes.items()
+        return Linear(checkpoint.take(f"{name}.weight", (size, in_size)), bias)
+    merged, row = None, 0
     for name, size in out_sizes.items():
         weight = checkpoint.take(f"{name}.weight", (size, in_size))
-        if transposed is None:
-            transposed = weight.new_empty(in_size, sum(out_sizes.values()))
-        transposed[:, column : column + size] = weight.t()
-        column += size
-    assert transposed is not None
-    biases = [checkpoint.take(f"{name}.bias", (size,)) for name, size in out_sizes.items() if f"{name}.bias" in checkpoint]
-    return Linear(transposed, torch.cat(biases) if biases else None)
+        if merged is None:
+            merged = weight.new_empty(sum(out_sizes.values()), in_size)
+        merged[row : row + size] = weight
+        row += size
+    assert merged is not None
+    return Linear(merged, bias)
 
 
 def norm(checkpoint: Checkpoint, name: str, size: int, eps: float) -> RMSNorm:

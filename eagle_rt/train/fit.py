@@ -69,7 +69,7 @@ def head_config(target: Decoder, kind: str, draft_vocab_size: int) -> dict[str, 
 def make_trainee(target: Decoder, config: FitConfig, texts: list[Text]) -> Trainee:
     """A head that begins as a copy of what the target does without it, and alike in every process and run."""
     torch.manual_seed(SEED)
-    lm_head = target.lm_head.weight.t()
+    lm_head = target.lm_head.weight
     vocab_size = target.spec.vocab_size
     given = exported_weights(config.start_from) if config.start_from else {}
     if config.kind == "EAGLE3":

@@ -51,7 +51,7 @@ def test_causal_chunks_of_several_sequences(scattered: bool, window: int | None)
     )
     backend = ReferenceAttention(torch.float32)
     queries = torch.randn(starts[-1], HEADS, HEAD_DIM)
-    output = backend.run(queries, pool, 0, backend.plan(batch), window)
+    output = backend.run(queries, 0, backend.plan(batch, pool), window)
     for b, own in enumerate(slots):
         keys, values = pool.storage[0, own].unbind(1)
         for row in range(starts[b], starts[b + 1]):
@@ -79,7 +79,7 @@ def test_tree_rows_see_the_text_and_what_the_mask_says(num_columns: int) -> None
     )
     backend = ReferenceAttention(torch.float32)
     queries = torch.randn(6, HEADS, HEAD_DIM)
-    output = backend.run(queries, pool, 0, backend.plan(batch), None)
+    output = backend.run(queries, 0, backend.plan(batch, pool), None)
     for b, first_slot in enumerate((0, 15)):
         keys, values = pool.storage[0, first_slot : first_slot + lengths[b]].unbind(1)
         prefix = lengths[b] - num_columns

@@ -52,4 +52,4 @@ def test_a_mapped_head_drafts_mapped_tokens_only(target_dir: Path, tmp_path: Pat
 def test_own_layers_draft_one_token_by_default(tmp_path: Path) -> None:
     target, _, options = pair("mtp", tmp_path, tmp_path)
     core = make_core(target, **{**options, "speculative_algorithm": "EAGLE"})
-    assert str(core.runner._tree_shape) == "(1, 1, 2)"
+    assert str(core.runner.tree_shape) == "(1, 1, 2)"

@@ -2,8 +2,8 @@ import pytest
 import torch
 from scipy import stats
 
-from eagle_rt.kernels.few_rows import PackedProduct, can_pack
 from eagle_rt.kernels.noise import gumbel_noise
+from eagle_rt.kernels.packed_linear import PackedProduct, can_pack
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
@@ -20,16 +20,17 @@ def test_rms_norm(scale: float) -> None:
     torch.testing.assert_close(half.float(), expected, rtol=0.02, atol=1e-2)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 5, 8])
-def test_packed_products_equal_plain_ones(num_rows: int) -> None:
-    weight, bias = torch.randn(40, 24), torch.randn(40)
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 16, 33])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_products_equal_plain_ones(num_rows: int, dtype: torch.dtype) -> None:
+    weight, bias, x = torch.randn(40, 24).to(dtype), torch.randn(40).to(dtype), torch.randn(num_rows, 24).to(dtype)
     if not can_pack(weight):
-        pytest.skip("this build of torch has no MKL")
-    product = PackedProduct(weight)
-    for _ in range(2):  # the second call finds the first one's rows in the buffer
-        x = torch.randn(num_rows, 24)
-        torch.testing.assert_close(product(x, bias), x @ weight.T + bias)
-        torch.testing.assert_close(product(x, None), x @ weight.T)
+        pytest.skip(f"oneDNN packs no {dtype} here")
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.03}
+    expected = x.double() @ weight.double().T
+    torch.testing.assert_close(PackedProduct(weight, None)(x).double(), expected, **tolerance)
+    torch.testing.assert_close(PackedProduct(weight, bias)(x).double(), expected + bias, **tolerance)
+    assert torch.equal(PackedProduct(weight, bias).unpacked(), weight)
 
 
 def test_rotate_turns_complex_pairs() -> None:

@@ -51,8 +51,8 @@ def check(
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
     queries = torch.randn(len(batch.tokens), heads, head_dim, generator=generator).to(DEVICE, dtype)
     reference, ours = ReferenceAttention(dtype), TritonAttention()
-    expected = reference.run(queries, pool, 1, reference.plan(batch), window)
-    found = ours.run(queries, pool, 1, replace(ours.plan(batch), num_splits=num_splits), window)
+    expected = reference.run(queries, 1, reference.plan(batch, pool), window)
+    found = ours.run(queries, 1, replace(ours.plan(batch, pool), num_splits=num_splits), window)
     torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 

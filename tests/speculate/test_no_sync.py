@@ -29,7 +29,7 @@ def fake_step(core: EngineCore, on_mark: Callable[[str], None] = lambda name: No
         core.step()
     core.scheduler.plan()
     runner = core.runner
-    shape = runner._tree_shape
+    shape = runner.tree_shape
     sequences = decode_sequences(tuple(core.scheduler.running), shape.num_scratch_rows, runner._page_size, "cpu")
     with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
         return decode_step(sequences, runner._target, runner._pool, runner._backend, runner._drafter, shape.max_depth, on_mark)

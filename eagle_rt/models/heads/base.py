@@ -2,6 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Protocol, Self
 
@@ -10,12 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from eagle_rt.attention.base import AttentionBackend
+from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.rms_norm import RMSNorm
+from eagle_rt.models.compiled import CompiledPass
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.spec import HeadSpec
-from eagle_rt.models.layers import Block, ForwardContext, Linear, norm, optional_norm
+from eagle_rt.models.layers import Attend, Block, Linear, PassContext, norm, optional_norm
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
@@ -78,6 +81,7 @@ class Head(ABC):
         self.token_map = identity_map(vocab_size)
         self._lm_head: Linear = target.lm_head
         self._rope = self._make_rope()
+        self._compiled: CompiledPass | None = None
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -96,6 +100,7 @@ class Head(ABC):
         other = copy.copy(self)
         other.spec = replace(self.spec, **changes)
         other._rope = other._make_rope()
+        other._compiled = None
         return other
 
     def narrowed(self, target_ids: Tensor) -> Self:
@@ -122,8 +127,16 @@ class Head(ABC):
         return features
 
     def forward(self, tokens: Tensor, hidden: Tensor, batch: Batch, pool: KVPool, backend: AttentionBackend) -> Tensor:
-        context = ForwardContext(batch, pool, backend, backend.plan(batch), *self._rope.cos_sin(batch.positions))
-        x, attention_input = self._enter(functional.embedding(tokens, self._embedding), hidden, batch.positions)
+        return (self._compiled or self._layers)(tokens, batch.positions, CachedAttention(batch, pool, backend), hidden)
+
+    def compile(self, row_counts: Iterable[int]) -> CompiledPass:
+        """From now on passes of so many rows run compiled; each is compiled when it first runs."""
+        self._compiled = CompiledPass(self._layers, row_counts)
+        return self._compiled
+
+    def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend, hidden: Tensor) -> Tensor:
+        context = PassContext(*self._rope.cos_sin(positions), attend)
+        x, attention_input = self._enter(functional.embedding(tokens, self._embedding), hidden, positions)
         x = self._blocks[0](x, attention_input, 0, context)
         for index, (block, block_norm) in enumerate(zip(self._blocks[1:], self._later_norms, strict=True), start=1):
             x = block(x, block_norm(x), index, context)

@@ -57,7 +57,7 @@ class Eagle3Head(Head):
             return linear(checkpoint, "lm_head", draft_vocab_size, size)
         is_tied = self.spec.tie_word_embeddings and self._embedding is not target.embedding
         if "d2t" not in checkpoint and is_tied:
-            return Linear(self._embedding.t().contiguous())
+            return Linear(self._embedding)
         if "d2t" in checkpoint or size != target.spec.shape.hidden_size:
             raise ValueError(
                 f"tensor lm_head.weight is missing from the checkpoint in {checkpoint.model_dir}, and the target's output layer "

@@ -1,0 +1,49 @@
+"""Attention over the cache as layers call it, openly or behind an operator that a compiler does not look into."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from eagle_rt.attention.base import AttentionBackend
+from eagle_rt.batch import Batch
+from eagle_rt.cache.pool import KVPool
+
+
+class CachedAttention:
+    """Attention of one pass: each layer's keys and values go to the cache first."""
+
+    def __init__(self, batch: Batch, pool: KVPool, backend: AttentionBackend) -> None:
+        self._batch, self._pool, self._backend = batch, pool, backend
+        self._plan = backend.plan(batch, pool)
+
+    def __call__(self, layer: int, queries: Tensor, keys_and_values: Tensor, window: int | None) -> Tensor:
+        """[T, heads, head_dim] from queries of that shape and [T, 2, kv heads, head_dim]."""
+        self._pool.write(layer, self._batch.slots, keys_and_values)
+        return self._backend.run(queries, layer, self._plan, window)
+
+
+_current: list[CachedAttention] = []
+
+
+@contextmanager
+def attending(attention: CachedAttention) -> Iterator[None]:
+    """Within this, `opaque_attend` is `attention`."""
+    _current.append(attention)
+    try:
+        yield
+    finally:
+        _current.pop()
+
+
+@torch.library.custom_op("eagle_rt::attend", mutates_args=())
+def opaque_attend(layer: int, queries: Tensor, keys_and_values: Tensor, window: int | None) -> Tensor:
+    """`CachedAttention` as an operator. That it also writes the cache is nothing that a compiler needs to know: no other
+    operator reads it, and layers follow each other by what they return."""
+    return _current[-1](layer, queries, keys_and_values, window).contiguous()
+
+
+@opaque_attend.register_fake
+def _(layer: int, queries: Tensor, keys_and_values: Tensor, window: int | None) -> Tensor:
+    return torch.empty_like(queries, memory_format=torch.contiguous_format)

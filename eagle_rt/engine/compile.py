@@ -1,0 +1,44 @@
+"""`--enable-torch-compile`: compile the passes that decoding makes, and run each once before the first request comes."""
+
+import time
+
+from eagle_rt.config import EngineConfig
+from eagle_rt.engine.core import EngineCore, run_to_end
+from eagle_rt.engine.load import LoadedModels
+from eagle_rt.engine.metrics import EngineMetrics
+from eagle_rt.engine.request import SamplingParams
+
+DEFAULT_MAX_BATCH = {"cpu": 1, "cuda": 8}
+
+
+def compile_passes(core: EngineCore, models: LoadedModels, config: EngineConfig) -> list[str]:
+    """Compile target and head for batches of up to --torch-compile-max-bs requests; what was compiled, and in what time.
+
+    Where compiling fails the pass stays eager, unless --strict.
+
+    Raises:
+        ValueError: under --strict, compiling failed.
+    """
+    start = time.perf_counter()
+    max_batch = config.torch_compile_max_bs or DEFAULT_MAX_BATCH[config.device]
+    max_batch = min(max_batch, config.max_running_requests)
+    shape = core.runner.tree_shape
+    batches = range(1, max_batch + 1)
+    passes = [models.target.compile({batch * shape.num_draft_tokens for batch in batches})]
+    if models.head and shape.num_steps:
+        rows = {shape.max_depth + 1} | ({shape.top_k} if shape.num_steps > 1 else set())
+        passes.append(models.head.compile({batch * row for batch in batches for row in rows}))
+
+    sampling = SamplingParams(temperature=0, max_new_tokens=2 * shape.num_steps + 3, ignore_eos=True)
+    for batch in batches:
+        run_to_end(core, [[0]] * batch, [sampling] * batch)
+    core.metrics = EngineMetrics()
+    core.runner.clock.seconds.clear()
+
+    failures = {f"{count} rows: {error}" for compiled in passes for count, error in compiled.failures.items()}
+    if failures and config.strict:
+        raise ValueError(f"--enable-torch-compile failed, and --strict was given: {'; '.join(sorted(failures))}")
+    counts = [", ".join(str(count) for count in compiled.row_counts) or "none" for compiled in passes]
+    note = f"compiled in {time.perf_counter() - start:.1f} s: passes of the target with {counts[0]} rows"
+    notes = [note + (f", of the head with {counts[1]}" if len(counts) > 1 else "")]
+    return notes + [f"WARNING: --enable-torch-compile failed, this pass runs eagerly: {failure}" for failure in sorted(failures)]
