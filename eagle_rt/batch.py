@@ -6,18 +6,27 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class CacheRows:
-    """The cache slots of one sequence, in the order of its text and then its scratch rows.
+class HostRows:
+    """The cache rows that B sequences see, as the host knows them.
 
-    slots: [capacity] int64; first: the first slot, if they lie side by side, and None otherwise.
+    kv_lens: the number of rows of each, those included that the pass writes; kv_slots: their slots, tensors [kv_lens[b]] int64,
+    or slices where they lie side by side, which reads the cache without copying it.
     """
 
-    slots: Tensor
-    first: int | None
+    kv_lens: tuple[int, ...]
+    kv_slots: tuple[Tensor | slice, ...]
 
-    def up_to(self, num_rows: int) -> Tensor | slice:
-        """The first `num_rows` of them; a slice reads the cache without copying it."""
-        return self.slots[:num_rows] if self.first is None else slice(self.first, self.first + num_rows)
+
+@dataclass(frozen=True)
+class DeviceRows:
+    """The same where only the device knows the lengths, as in a captured step.
+
+    kv_lens: [B] int32; pages: [B, P] int32, the pages of each sequence in the order of its text; page_size: rows of a page.
+    """
+
+    kv_lens: Tensor
+    pages: Tensor
+    page_size: int
 
 
 @dataclass(frozen=True)
@@ -26,20 +35,25 @@ class Batch:
 
     tokens, positions, slots: [T] int64; `slots` are the cache rows that the pass writes.
     query_starts: B + 1 host integers; sequence b owns the rows query_starts[b] : query_starts[b + 1].
-    kv_lens: B host integers, rows visible to sequence b, the ones written by this pass included.
-    kv_slots: B tensors [kv_lens[b]] int64, or slices where those rows lie side by side.
-    tree_mask: [B, Q, C] bool over the last C visible rows (Q query rows for every sequence, and every row before those C
-        is visible to all); None means causal.
+    tree_mask: what each query sees of the last C visible rows; every row before those is visible to all, and None means causal.
+        [B, Q, C] bool (Q query rows for every sequence), or the same as a `MaskWords`.
     """
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
     query_starts: tuple[int, ...]
-    kv_lens: tuple[int, ...]
-    kv_slots: tuple[Tensor | slice, ...]
-    tree_mask: Tensor | None
+    rows: HostRows | DeviceRows
+    tree_mask: "Tensor | MaskWords | None"
 
     @property
     def batch_size(self) -> int:
-        return len(self.kv_lens)
+        return len(self.query_starts) - 1
+
+
+@dataclass(frozen=True)
+class MaskWords:
+    """A tree mask as bits. words: [B, Q, W] int64, bit j of word w for column 64 w + j; num_columns: C, all bits past it are 0."""
+
+    words: Tensor
+    num_columns: int

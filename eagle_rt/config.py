@@ -121,7 +121,16 @@ class EngineConfig:
         "auto",
         choices=["auto", "torch", "triton"],
     )
-    cuda_graph_max_bs: int | None = option("execution", "Largest batch to capture as a CUDA graph.", None, type=int)
+    cuda_graph_max_bs: int | None = option(
+        "execution",
+        "Largest batch whose steps are captured as CUDA graphs, with --attention-backend triton. Default: 8.",
+        None,
+        type=int,
+    )
+    cuda_graph_bs: tuple[int, ...] | None = option(
+        "execution", "Exactly these batch sizes are captured; a batch runs in the next larger one.", None, type=int, nargs="+"
+    )
+    disable_cuda_graph: bool = option("execution", "Run every step eagerly.", False)
     enable_torch_compile: bool = option(
         "execution",
         "Compile the passes of target and head with torch.compile at start; later starts find them in its cache.",
@@ -130,14 +139,16 @@ class EngineConfig:
     torch_compile_max_bs: int | None = option(
         "execution", "Largest batch to compile for. Default: 1 on the CPU, 8 on a GPU.", None, type=int
     )
-    strict: bool = option("execution", "Refuse to start, instead of going on without, where compiling fails.", False)
+    strict: bool = option("execution", "Refuse to start, instead of going on without, where compiling or capturing fails.", False)
 
     def __post_init__(self) -> None:
         for name in ("page_size", "max_running_requests", "chunked_prefill_size"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("context_length", "max_total_tokens", "torch_compile_max_bs"):
+        for name in ("context_length", "max_total_tokens", "torch_compile_max_bs", "cuda_graph_max_bs"):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least 1")
+        smallest = min(self.cuda_graph_bs or (1,))
+        require(smallest >= 1, "cuda_graph_bs", smallest, "at least 1")
         fraction = self.mem_fraction_static
         require(fraction is None or 0 < fraction < 1, "mem_fraction_static", fraction, "between 0 and 1")
         require(self.dtype in ("auto", *DTYPES), "dtype", self.dtype, f"one of auto, {', '.join(DTYPES)}")
@@ -250,8 +261,11 @@ def unused_options(config: EngineConfig) -> list[str]:
     lines = []
     if config.torch_compile_max_bs is not None and not config.enable_torch_compile:
         lines.append("--torch-compile-max-bs: nothing is compiled without --enable-torch-compile")
-    if config.cuda_graph_max_bs is not None:
-        lines.append("--cuda-graph-max-bs: CUDA graphs are not available yet, steps run eagerly")
+    if config.cuda_graph_max_bs is not None or config.cuda_graph_bs:
+        if config.device == "cpu":
+            lines.append("--cuda-graph-max-bs, --cuda-graph-bs: a CPU has no CUDA graphs")
+        elif config.attention_backend != "triton":
+            lines.append("--cuda-graph-max-bs, --cuda-graph-bs: CUDA graphs are captured with --attention-backend triton only")
     return lines
 
 

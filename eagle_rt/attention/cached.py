@@ -18,9 +18,15 @@ class CachedAttention:
         self._batch, self._pool, self._backend = batch, pool, backend
         self._plan = backend.plan(batch, pool)
 
-    def __call__(self, layer: int, queries: Tensor, keys_and_values: Tensor, window: int | None) -> Tensor:
-        """[T, heads, head_dim] from queries of that shape and [T, 2, kv heads, head_dim]."""
-        self._pool.write(layer, self._batch.slots, keys_and_values)
+    @property
+    def cache(self) -> tuple[KVPool, Tensor]:
+        """The pool, and the slots [T] that this pass writes: for those that write keys and values themselves."""
+        return self._pool, self._batch.slots
+
+    def __call__(self, layer: int, queries: Tensor, keys_and_values: Tensor | None, window: int | None) -> Tensor:
+        """[T, heads, head_dim] from queries of that shape and [T, 2, kv heads, head_dim], None where those are cached already."""
+        if keys_and_values is not None:
+            self._pool.write(layer, self._batch.slots, keys_and_values)
         return self._backend.run(queries, layer, self._plan, window)
 
 

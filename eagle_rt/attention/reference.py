@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eagle_rt.batch import Batch
+from eagle_rt.batch import Batch, HostRows
 from eagle_rt.cache.pool import KVPool
 
 
@@ -39,10 +39,11 @@ class ReferenceAttention:
         self._dtype = dtype
 
     def plan(self, batch: Batch, pool: KVPool) -> ReferencePlan:
+        assert isinstance(batch.rows, HostRows)
         sequences = []
         for b in range(batch.batch_size):
-            rows, kv_slots = slice(batch.query_starts[b], batch.query_starts[b + 1]), batch.kv_slots[b]
-            visible = visible_rows(batch, b)
+            rows, kv_slots = slice(batch.query_starts[b], batch.query_starts[b + 1]), batch.rows.kv_slots[b]
+            visible = visible_rows(batch, b, batch.rows.kv_lens[b])
             bias = None
             if visible is not None:
                 bias = torch.zeros(visible.shape, dtype=self._dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
@@ -72,15 +73,15 @@ def run_sequence(queries: Tensor, pool: KVPool, layer: int, sequence: SequencePl
     return attended[0].transpose(0, 1)
 
 
-def visible_rows(batch: Batch, b: int) -> Tensor | None:
+def visible_rows(batch: Batch, b: int, kv_len: int) -> Tensor | None:
     """[Q, kv_len] bool for sequence b, or None where all is visible."""
     num_queries = batch.query_starts[b + 1] - batch.query_starts[b]
-    kv_len = batch.kv_lens[b]
     device = batch.tokens.device
     if batch.tree_mask is None:
         if num_queries == 1:
             return None
         return torch.ones(num_queries, kv_len, dtype=torch.bool, device=device).tril(kv_len - num_queries)
+    assert isinstance(batch.tree_mask, Tensor)
     tree_mask = batch.tree_mask[b]
     if tree_mask.shape[0] == 1:
         return None  # a lone row of a chain sees all that came before it

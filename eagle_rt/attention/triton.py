@@ -5,13 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eagle_rt.batch import Batch
+from eagle_rt.batch import Batch, DeviceRows, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.kernels.tree_attention import mask_words, tree_attention
-
-# A split is worth its own programs from this many rows on.
-MIN_ROWS_A_SPLIT = 256
-MAX_SPLITS = 32
+from eagle_rt.kernels.triton.tree_attention import mask_words, tree_attention
 
 
 @dataclass(frozen=True)
@@ -19,64 +15,59 @@ class TritonPlan:
     """The arguments of `tree_attention` that do not depend on the layer."""
 
     storage: Tensor
-    slots: Tensor
+    rows: DeviceRows
     query_starts: Tensor
-    kv_lens: Tensor
     prefixes: Tensor
     masks: Tensor
     positions: Tensor
     max_queries: int
-    num_splits: int
 
 
 class TritonAttention:
+    """Lengths stay on the device. Where the host knows them too, it may also give sequences of unequal numbers of queries."""
+
     def plan(self, batch: Batch, pool: KVPool) -> TritonPlan:
         device = batch.tokens.device
-        query_counts = [stop - start for start, stop in zip(batch.query_starts, batch.query_starts[1:], strict=False)]
-        slots = torch.zeros(batch.batch_size, max(batch.kv_lens), dtype=torch.int32, device=device)
-        for row, (length, own) in enumerate(zip(batch.kv_lens, batch.kv_slots, strict=True)):
-            slots[row, :length] = torch.arange(own.start, own.stop, device=device) if isinstance(own, slice) else own
-        if batch.tree_mask is None:
-            # Causal: row i of Q sees the rows before it and itself.
-            seen = [
-                length - count + 1 + row for length, count in zip(batch.kv_lens, query_counts, strict=True) for row in range(count)
-            ]
-            masks = torch.zeros(len(seen), 0, dtype=torch.int64, device=device)
+        rows = device_rows(batch.rows, device) if isinstance(batch.rows, HostRows) else batch.rows
+        counts = [stop - start for start, stop in zip(batch.query_starts, batch.query_starts[1:], strict=False)]
+        max_queries = max(counts)
+        if min(counts) == max_queries:
+            query_starts = torch.arange(0, len(batch.tokens) + 1, max_queries, dtype=torch.int32, device=device)
+            kv_lens = rows.kv_lens.repeat_interleave(max_queries)
+            later = torch.arange(max_queries - 1, -1, -1, dtype=torch.int32, device=device).repeat(batch.batch_size)
         else:
-            num_columns = batch.tree_mask.shape[-1]
-            seen = [length - num_columns for length, count in zip(batch.kv_lens, query_counts, strict=True) for _ in range(count)]
-            masks = mask_words(batch.tree_mask).flatten(0, 1)
-        return TritonPlan(
-            storage=pool.storage,
-            slots=slots,
-            query_starts=torch.tensor(batch.query_starts, dtype=torch.int32, device=device),
-            kv_lens=torch.tensor(batch.kv_lens, dtype=torch.int32, device=device),
-            prefixes=torch.tensor(seen, dtype=torch.int32, device=device),
-            masks=masks,
-            positions=batch.positions,
-            max_queries=max(query_counts),
-            num_splits=num_splits(max(batch.kv_lens)),
-        )
+            query_starts = torch.tensor(batch.query_starts, dtype=torch.int32, device=device)
+            kv_lens = rows.kv_lens.repeat_interleave(query_starts.diff(), output_size=len(batch.tokens))
+            later = torch.tensor([last for count in counts for last in range(count - 1, -1, -1)], dtype=torch.int32, device=device)
+        if batch.tree_mask is None:
+            # Causal: a row sees all but the ones after it.
+            prefixes, masks = kv_lens - later, torch.zeros(len(batch.tokens), 0, dtype=torch.int64, device=device)
+        else:
+            mask = batch.tree_mask
+            if isinstance(mask, Tensor):
+                mask = MaskWords(mask_words(mask), mask.shape[-1])
+            prefixes, masks = kv_lens - mask.num_columns, mask.words.flatten(0, 1)
+        return TritonPlan(pool.storage, rows, query_starts, prefixes, masks, batch.positions, max_queries)
 
     def run(self, queries: Tensor, layer: int, plan: TritonPlan, window: int | None) -> Tensor:
         return tree_attention(
             queries,
             plan.storage[layer],
-            plan.slots,
+            plan.rows.pages,
             plan.query_starts,
-            plan.kv_lens,
+            plan.rows.kv_lens,
             plan.prefixes,
             plan.masks,
             plan.positions,
             max_queries=plan.max_queries,
-            num_splits=plan.num_splits,
+            page_size=plan.rows.page_size,
             window=window,
         )
 
 
-def num_splits(longest: int) -> int:
-    """A power of two that leaves each split at least MIN_ROWS_A_SPLIT rows of the longest context."""
-    splits = 1
-    while splits < MAX_SPLITS and longest >= 2 * splits * MIN_ROWS_A_SPLIT:
-        splits *= 2
-    return splits
+def device_rows(rows: HostRows, device: torch.device) -> DeviceRows:
+    """Slots as pages of one row."""
+    slots = torch.zeros(len(rows.kv_lens), max(rows.kv_lens), dtype=torch.int32, device=device)
+    for row, (length, own) in enumerate(zip(rows.kv_lens, rows.kv_slots, strict=True)):
+        slots[row, :length] = torch.arange(own.start, own.stop, device=device) if isinstance(own, slice) else own
+    return DeviceRows(torch.tensor(rows.kv_lens, dtype=torch.int32, device=device), slots, page_size=1)

@@ -15,6 +15,8 @@ from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits
 from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.models.spec import LayerShape, ModelSpec
 from eagle_rt.speculate.drafter import TreeDrafter
+from eagle_rt.speculate.operations import StepOperations, TorchOperations
+from eagle_rt.speculate.step import Stepper
 
 MEMORY_FRACTION = {"cpu": 0.3, "cuda": 0.85}
 
@@ -35,19 +37,22 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     limits = scheduler_limits(config, spec, head, tree_shape, dtype, models.context_length)
     pool = make_pool(spec.num_layers, spec.shape, limits, dtype, device)
     backend = attention_backend(config.attention_backend, device, dtype)
+    operations = step_operations(config.attention_backend)
     drafter = None
     if head:
         drafter = TreeDrafter(
             head,
             make_pool(head.num_layers, head.shape, limits, dtype, device),
             backend,
+            operations,
             num_steps=tree_shape.num_steps,
             top_k=tree_shape.top_k,
             num_draft_tokens=tree_shape.num_draft_tokens,
-            num_states=config.max_running_requests,
+            num_states=config.max_running_requests + 1,  # and one for the padding of captured steps
             couples=config.speculative_coupling == "auto",
         )
-    runner = Runner(models.target, pool, backend, drafter, tree_shape, config.page_size, device)
+    stepper = Stepper(models.target, pool, backend, operations, drafter, tree_shape.max_depth)
+    runner = Runner(stepper, tree_shape, config.page_size, device)
     scheduler = Scheduler(limits, models.eos_token_ids, use_prefix_cache=not config.disable_radix_cache)
 
     notes = unused_options(config) + models.notes + tree_notes
@@ -112,5 +117,15 @@ def cache_bytes(config: EngineConfig) -> int:
     return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * fraction)
 
 
+def step_operations(attention: str) -> StepOperations:
+    """Our kernels for all of a step where they are asked for."""
+    if attention != "triton":
+        return TorchOperations()
+    from eagle_rt.speculate.triton_operations import TritonOperations  # not everywhere is triton installed
+
+    return TritonOperations()
+
+
 def make_pool(num_layers: int, shape: LayerShape, limits: SchedulerLimits, dtype: torch.dtype, device: str) -> KVPool:
-    return KVPool(num_layers, limits.num_pages * limits.page_size, shape.num_kv_heads, shape.head_dim, dtype, device)
+    num_slots = (limits.num_pages + 1) * limits.page_size  # with a page for the padding of captured steps
+    return KVPool(num_layers, num_slots, shape.num_kv_heads, shape.head_dim, dtype, device)

@@ -2,6 +2,7 @@
 
 from eagle_rt.config import EngineConfig, resolve_device, resolve_tree
 from eagle_rt.engine.assemble import make_core
+from eagle_rt.engine.capture import capture_steps, captures_steps
 from eagle_rt.engine.compile import compile_passes
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.fit import fitted
@@ -16,4 +17,6 @@ def build_core(config: EngineConfig, info: ModelInfo) -> tuple[EngineCore, list[
     core, notes = make_core(models, config)
     if config.enable_torch_compile:
         notes += compile_passes(core, models, config)
+    if captures_steps(config):
+        notes += capture_steps(core, config)
     return core, notes

@@ -2,23 +2,23 @@
 
 import torch
 
-from eagle_rt.batch import Batch, CacheRows
+from eagle_rt.batch import Batch, HostRows
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk
 from eagle_rt.speculate.sampler import SamplingBatch
-from eagle_rt.speculate.sequences import DecodeSequences
+from eagle_rt.speculate.sequences import DecodeSequences, HostCache, SequenceRows
 
 
-def cache_rows(pages: list[int], num_rows: int, page_size: int, device: str) -> CacheRows:
+def sequence_rows(pages: list[int], num_rows: int, page_size: int, device: str) -> SequenceRows:
     """The slots of a sequence's first `num_rows` rows."""
     num_pages = -(-num_rows // page_size)
     first_page = pages[0]
     if pages[:num_pages] == list(range(first_page, first_page + num_pages)):
         first = first_page * page_size
-        return CacheRows(torch.arange(first, first + num_rows, device=device), first)
+        return SequenceRows(torch.arange(first, first + num_rows, device=device), first)
     starts = torch.tensor(pages[:num_pages], device=device) * page_size
     slots = (starts[:, None] + torch.arange(page_size, device=device)).flatten()
-    return CacheRows(slots[:num_rows], None)
+    return SequenceRows(slots[:num_rows], None)
 
 
 def sampling_batch(requests: list[Request], device: str) -> SamplingBatch:
@@ -38,12 +38,11 @@ def sampling_batch(requests: list[Request], device: str) -> SamplingBatch:
 def decode_sequences(requests: tuple[Request, ...], num_scratch: int, page_size: int, device: str) -> DecodeSequences:
     """The sequences of a decode step, each with `num_scratch` rows past its cached ones."""
     num_cached = tuple(request.num_cached for request in requests)
-    rows = tuple(cache_rows(request.pages, request.num_cached + num_scratch, page_size, device) for request in requests)
+    rows = tuple(sequence_rows(request.pages, request.num_cached + num_scratch, page_size, device) for request in requests)
     return DecodeSequences(
         root_tokens=torch.tensor([request.tokens[-1] for request in requests], device=device),
-        num_cached=num_cached,
         positions=torch.tensor(num_cached, device=device),
-        cache_rows=rows,
+        cache=HostCache(num_cached, rows),
         scratch_slots=torch.stack([row.slots[cached:] for row, cached in zip(rows, num_cached, strict=True)]),
         state_rows=torch.tensor([request.state_row for request in requests], device=device),
         sampling=sampling_batch(list(requests), device),
@@ -52,7 +51,7 @@ def decode_sequences(requests: tuple[Request, ...], num_scratch: int, page_size:
 
 def prefill_batch(chunks: tuple[Chunk, ...], page_size: int, device: str) -> Batch:
     """All chunks side by side in one causal pass."""
-    rows = [cache_rows(chunk.request.pages, chunk.stop, page_size, device) for chunk in chunks]
+    rows = [sequence_rows(chunk.request.pages, chunk.stop, page_size, device) for chunk in chunks]
     query_starts = [0]
     for chunk in chunks:
         query_starts.append(query_starts[-1] + chunk.stop - chunk.start)
@@ -61,7 +60,8 @@ def prefill_batch(chunks: tuple[Chunk, ...], page_size: int, device: str) -> Bat
         positions=torch.cat([torch.arange(chunk.start, chunk.stop, device=device) for chunk in chunks]),
         slots=torch.cat([row.slots[chunk.start :] for row, chunk in zip(rows, chunks, strict=True)]),
         query_starts=tuple(query_starts),
-        kv_lens=tuple(chunk.stop for chunk in chunks),
-        kv_slots=tuple(row.up_to(chunk.stop) for row, chunk in zip(rows, chunks, strict=True)),
+        rows=HostRows(
+            tuple(chunk.stop for chunk in chunks), tuple(row.up_to(chunk.stop) for row, chunk in zip(rows, chunks, strict=True))
+        ),
         tree_mask=None,
     )

@@ -6,16 +6,12 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from eagle_rt.attention.base import AttentionBackend
-from eagle_rt.cache.pool import KVPool
 from eagle_rt.config import TreeShape
+from eagle_rt.engine.graphs import StepGraphs
 from eagle_rt.engine.prepare import decode_sequences, prefill_batch, sampling_batch
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk, StepPlan, StepResult
-from eagle_rt.models.decoder import Decoder
-from eagle_rt.speculate.drafter import TreeDrafter
-from eagle_rt.speculate.sampler import target_choice
-from eagle_rt.speculate.step import decode_step
+from eagle_rt.speculate.step import Stepper
 
 
 class StepClock:
@@ -36,21 +32,13 @@ class StepClock:
 
 
 class Runner:
-    """Owns the models and the caches."""
+    """Owns the models and the caches. graphs: captured steps, for batches that fit one."""
 
-    def __init__(
-        self,
-        target: Decoder,
-        pool: KVPool,
-        backend: AttentionBackend,
-        drafter: TreeDrafter | None,
-        tree_shape: TreeShape,
-        page_size: int,
-        device: str,
-    ) -> None:
+    def __init__(self, stepper: Stepper, tree_shape: TreeShape, page_size: int, device: str) -> None:
         self.clock = StepClock()
-        self._target, self._pool, self._backend, self._drafter = target, pool, backend, drafter
-        self.tree_shape, self._page_size, self._device = tree_shape, page_size, device
+        self.stepper, self.tree_shape = stepper, tree_shape
+        self.graphs: StepGraphs | None = None
+        self._page_size, self._device = page_size, device
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -61,29 +49,31 @@ class Runner:
         return StepResult(prefilled, decoded, self.tree_shape.num_draft_tokens - 1, broken)
 
     def _decode(self, requests: tuple[Request, ...]) -> tuple[list[list[int]], list[bool]]:
-        shape = self.tree_shape
-        sequences = decode_sequences(requests, shape.num_scratch_rows, self._page_size, self._device)
-        self.clock.mark("prepare")
-        outcome = decode_step(sequences, self._target, self._pool, self._backend, self._drafter, shape.max_depth, self.clock.mark)
-        acceptance = outcome.acceptance
-        columns = (acceptance.num_emitted[:, None], outcome.is_draft_broken[:, None], acceptance.tokens)
-        rows = torch.cat(columns, dim=1).tolist()
-        self.clock.mark("accept")
+        graph = self.graphs.find(len(requests)) if self.graphs else None
+        if graph:
+            outcome = graph.run(requests)
+        else:
+            sequences = decode_sequences(requests, self.tree_shape.num_scratch_rows, self._page_size, self._device)
+            self.clock.mark("prepare")
+            outcome = self.stepper.step(sequences, self.clock.mark).rows
+        rows = outcome.tolist()
+        self.clock.mark("step" if graph else "accept")
         return [row[2 : 2 + row[0]] for row in rows], [bool(row[1]) for row in rows]
 
     def _prefill(self, chunks: tuple[Chunk, ...]) -> list[int]:
+        target, drafter = self.stepper.target, self.stepper.drafter
         batch = prefill_batch(chunks, self._page_size, self._device)
-        feature_layers = self._drafter.head.feature_layers if self._drafter else ()
-        output = self._target.forward(batch, self._pool, self._backend, feature_layers)
+        feature_layers = drafter.head.feature_layers if drafter else ()
+        output = target.forward(batch, self.stepper.pool, self.stepper.backend, feature_layers)
 
         ending = [chunk for chunk in chunks if chunk.is_last]
         end_rows = [batch.query_starts[b + 1] - 1 for b, chunk in enumerate(chunks) if chunk.is_last]
         chosen = self._choose_next(output.hidden[end_rows], ending) if ending else batch.tokens[:0]
-        if self._drafter and output.features is not None:
+        if drafter and output.features is not None:
             next_tokens = shifted_tokens(chunks, batch.tokens, chosen)
             state_rows = torch.tensor([chunk.request.state_row for chunk in ending], dtype=torch.int64, device=self._device)
             last_rows = torch.tensor(end_rows, dtype=torch.int64, device=self._device)
-            self._drafter.extend(batch, next_tokens, output.features, last_rows, state_rows)
+            drafter.extend(batch, next_tokens, output.features, last_rows, state_rows)
         tokens = chosen.tolist()
         self.clock.mark("prefill")
         return tokens
@@ -92,7 +82,7 @@ class Runner:
         """[R] the tokens that follow the chunks which end their prompts; hidden: [R, H] at their last rows."""
         positions = torch.tensor([[chunk.stop - 1] for chunk in chunks], device=self._device)
         sampling = sampling_batch([chunk.request for chunk in chunks], self._device)
-        return target_choice(self._target.logits(hidden)[:, None], positions, sampling)[:, 0]
+        return self.stepper.operations.choose(self.stepper.target.logits(hidden)[:, None], positions, sampling)[:, 0]
 
 
 def shifted_tokens(chunks: tuple[Chunk, ...], tokens: Tensor, chosen: Tensor) -> Tensor:

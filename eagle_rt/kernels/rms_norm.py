@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from eagle_rt.kernels import dispatch
+
 
 class RMSNorm:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32 (Zhang and Sennrich, 2019).
@@ -15,10 +17,24 @@ class RMSNorm:
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         size = weight.shape[0]
-        self.weight = weight
+        self.weight, self.eps = weight, eps
         self._scaled_weight = weight.float() * math.sqrt(size)
         self._floor = torch.tensor(math.sqrt(size * eps), device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.dim() == 2 and dispatch.prefers_triton(x):
+            return self._in_one_kernel(x, None)[1]
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         return (x / torch.hypot(length, self._floor) * self._scaled_weight).to(x.dtype)
+
+    def after_adding(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(x + delta, the norm of that) for [R, H]; delta None adds nothing."""
+        if dispatch.prefers_triton(x):
+            return self._in_one_kernel(x, delta)
+        x = x if delta is None else x + delta
+        return x, self(x)
+
+    def _in_one_kernel(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm  # not everywhere is triton installed
+
+        return add_rms_norm(x, delta, self.weight, self.eps)

@@ -3,8 +3,14 @@
 from torch import Tensor
 from torch.nn import functional
 
+from eagle_rt.kernels import dispatch
+
 
 def silu_and_mul(gate_and_up: Tensor) -> Tensor:
     """silu(gate) * up, from both halves side by side: [T, 2 * I] to [T, I] (Shazeer, 2020)."""
+    if dispatch.prefers_triton(gate_and_up):
+        from eagle_rt.kernels.triton import silu_and_mul as in_one_kernel  # not everywhere is triton installed
+
+        return in_one_kernel.silu_and_mul(gate_and_up)
     gate, up = gate_and_up.chunk(2, dim=-1)
     return functional.silu(gate) * up

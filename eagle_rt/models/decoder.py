@@ -13,7 +13,7 @@ from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.compiled import CompiledPass
-from eagle_rt.models.layers import Attend, Block, Linear, PassContext, linear, norm
+from eagle_rt.models.layers import Attend, Block, Linear, linear, norm, pass_context
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.spec import ModelSpec
 from eagle_rt.models.weights import Checkpoint
@@ -63,13 +63,14 @@ class Decoder:
         return self._compiled
 
     def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend, feature_layers: tuple[int, ...]) -> TargetOutput:
-        context = PassContext(*self._rope.cos_sin(positions), attend)
-        x = functional.embedding(tokens, self.embedding)
+        context = pass_context(self._rope, positions, attend)
+        x, delta = functional.embedding(tokens, self.embedding), None
         captured = {}
         for index, (block, block_norm) in enumerate(zip(self._blocks, self._norms, strict=True)):
+            x, normed = block_norm.after_adding(x, delta)
             captured[index] = x
-            x = block(x, block_norm(x), index, context)
-        hidden = self.final_norm(x)
+            x, delta = block(x, normed, index, context)
+        x, hidden = self.final_norm.after_adding(x, delta)
         captured |= {self.spec.num_layers: x, FINAL_NORM: hidden}
         features = torch.cat([captured[index] for index in feature_layers], dim=-1) if feature_layers else None
         return TargetOutput(hidden, features)

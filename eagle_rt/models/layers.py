@@ -6,10 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eagle_rt.attention.cached import CachedAttention
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels import dispatch
 from eagle_rt.kernels.packed_linear import PackedProduct, can_pack
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
+from eagle_rt.models.rope import Rope
 from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
 
@@ -49,16 +53,27 @@ class Linear:
         return x @ self._transposed if self.bias is None else torch.addmm(self.bias, x, self._transposed)
 
 
-Attend = Callable[[int, Tensor, Tensor, int | None], Tensor]
+Attend = Callable[[int, Tensor, Tensor | None, int | None], Tensor]
 
 
 @dataclass(frozen=True)
 class PassContext:
-    """What every layer of one pass shares: the positions' angles, and `attend(layer, queries, keys_and_values, window)`."""
+    """What every layer of one pass shares: the positions' angles, and `attend(layer, queries, keys_and_values, window)`.
+
+    cache: the pool, and the slots [T] of this pass, where one kernel turns queries and keys and writes to the cache; the layers
+    then have no keys and values to hand to `attend`.
+    """
 
     cos: Tensor
     sin: Tensor
     attend: Attend
+    cache: tuple[KVPool, Tensor] | None = None
+
+
+def pass_context(rope: Rope, positions: Tensor, attend: Attend) -> PassContext:
+    cos, sin = rope.cos_sin(positions)
+    cache = attend.cache if isinstance(attend, CachedAttention) and dispatch.prefers_triton(positions) else None
+    return PassContext(cos, sin, attend, cache)
 
 
 class Attention:
@@ -80,15 +95,28 @@ class Attention:
 
     def __call__(self, x: Tensor, layer: int, context: PassContext) -> Tensor:
         qkv = self._qkv(x).view(len(x), -1, self._head_dim)
+        queries, keys_and_values = self._turn(qkv, layer, context)
+        attended = context.attend(layer, queries, keys_and_values, self._window)
+        return self._output(attended.flatten(1))
+
+    def _turn(self, qkv: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor | None]:
+        """Normed and rotated queries [T, heads, head_dim], and keys and values [T, 2, kv heads, head_dim] if not yet cached."""
+        if context.cache:
+            return self._turn_and_write(qkv, layer, context, *context.cache), None
         num_turned = self._heads + self._kv_heads
         if self._query_norm and self._key_norm:
             qkv[:, : self._heads] = self._query_norm(qkv[:, : self._heads])
             qkv[:, self._heads : num_turned] = self._key_norm(qkv[:, self._heads : num_turned])
         qkv[:, :num_turned] = rotate(qkv[:, :num_turned], context.cos, context.sin)
-        queries = qkv[:, : self._heads]
-        keys_and_values = qkv[:, self._heads :].unflatten(1, (2, self._kv_heads))
-        attended = context.attend(layer, queries, keys_and_values, self._window)
-        return self._output(attended.flatten(1))
+        return qkv[:, : self._heads], qkv[:, self._heads :].unflatten(1, (2, self._kv_heads))
+
+    def _turn_and_write(self, qkv: Tensor, layer: int, context: PassContext, pool: KVPool, slots: Tensor) -> Tensor:
+        from eagle_rt.kernels.triton.rotate_and_write import rotate_and_write  # not everywhere is triton installed
+
+        weights, eps = None, 0.0
+        if self._query_norm and self._key_norm:
+            weights, eps = (self._query_norm.weight, self._key_norm.weight), self._query_norm.eps
+        return rotate_and_write(qkv, self._heads, context.cos, context.sin, weights, eps, pool.storage[layer], slots)
 
 
 class FeedForward:
@@ -111,9 +139,10 @@ class Block:
         self._feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", shape.hidden_size, shape.rms_norm_eps)
         self._feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape)
 
-    def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: PassContext) -> Tensor:
-        x = x + self._attention(attention_input, layer, context)
-        return x + self._feed_forward(self._feed_forward_norm(x))
+    def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor]:
+        """(x after the attention, what the feed-forward part adds to it): the next norm takes both."""
+        x, normed = self._feed_forward_norm.after_adding(x, self._attention(attention_input, layer, context))
+        return x, self._feed_forward(normed)
 
 
 def linear(checkpoint: Checkpoint, name: str, out_size: int, in_size: int) -> Linear:

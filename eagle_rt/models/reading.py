@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from eagle_rt.attention.reference import ReferenceAttention
-from eagle_rt.batch import Batch
+from eagle_rt.batch import Batch, HostRows
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.decoder import Decoder, TargetOutput
 from eagle_rt.models.spec import LayerShape
@@ -20,8 +20,10 @@ def text_batch(texts: list[list[int]], device: torch.device) -> Batch:
         positions=torch.cat([torch.arange(len(text), device=device) for text in texts]),
         slots=torch.arange(starts[-1], device=device),
         query_starts=tuple(starts),
-        kv_lens=tuple(len(text) for text in texts),
-        kv_slots=tuple(slice(start, start + len(text)) for start, text in zip(starts, texts, strict=False)),
+        rows=HostRows(
+            tuple(len(text) for text in texts),
+            tuple(slice(start, start + len(text)) for start, text in zip(starts, texts, strict=False)),
+        ),
         tree_mask=None,
     )
 

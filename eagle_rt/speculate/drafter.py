@@ -7,11 +7,9 @@ from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.heads.base import DraftHead
-from eagle_rt.speculate.sampler import coupled_logits
+from eagle_rt.speculate.operations import DraftNoise, StepOperations
 from eagle_rt.speculate.sequences import DecodeSequences
 from eagle_rt.tree.draft_tree import DraftTree
-from eagle_rt.tree.expand import first_level, next_level
-from eagle_rt.tree.rerank import rerank
 from eagle_rt.tree.verify import Acceptance
 
 
@@ -27,6 +25,7 @@ class TreeDrafter:
         head: DraftHead,
         pool: KVPool,
         backend: AttentionBackend,
+        operations: StepOperations,
         *,
         num_steps: int,
         top_k: int,
@@ -36,7 +35,7 @@ class TreeDrafter:
     ) -> None:
         self.head = head
         self.pool = pool
-        self._backend = backend
+        self._backend, self._operations = backend, operations
         self._num_steps, self._top_k, self._num_draft_tokens = num_steps, top_k, num_draft_tokens
         self._couples = couples
         storage = pool.storage
@@ -70,22 +69,28 @@ class TreeDrafter:
         A beam's rows live in the scratch rows: level l's K rows follow those of the levels above it, and each row sees the
         text and its own ancestors.
         """
-        top_k, token_map = self._top_k, self.head.token_map
+        top_k, num_levels, token_map, operations = self._top_k, self._num_steps - 1, self.head.token_map, self._operations
         states = self._states[sequences.state_rows][:, None]
-        candidates, beam = first_level(self._logits(states, sequences, depth=0)[:, 0], top_k)
-        for level in range(self._num_steps - 1):
+        noise = self._noise(sequences, depth=0, num_nodes=1)
+        candidates, beam = operations.first_level(self._logits(states), top_k, num_levels * top_k, noise)
+        for level in range(num_levels):
             states = states.gather(1, beam.parent_rows[:, :, None].expand(-1, -1, states.shape[-1]))
             positions = sequences.positions_at(torch.full_like(beam.tokens, level))
-            batch = sequences.scratch_batch(token_map.to_target(beam.tokens), positions, level * top_k, beam.visible)
+            mask = operations.beam_mask(beam, (level + 1) * top_k)
+            batch = sequences.scratch_batch(token_map.to_target(beam.tokens), positions, level * top_k, mask)
             outputs = self.head.forward(batch.tokens, states.flatten(0, 1), batch, self.pool, self._backend)
             states = outputs.view(sequences.batch_size, top_k, -1)
-            candidates, beam = next_level(candidates, beam, self._logits(states, sequences, depth=level + 1))
-        return rerank(candidates, token_map.target_ids, sequences.root_tokens, self._num_draft_tokens)
+            noise = self._noise(sequences, level + 1, top_k)
+            candidates, beam = operations.next_level(candidates, beam, self._logits(states), noise)
+        return operations.rerank(candidates, token_map.target_ids, sequences.root_tokens, self._num_draft_tokens)
 
-    def _logits(self, states: Tensor, sequences: DecodeSequences, depth: int) -> Tensor:
-        """[B, Q, W] by which the children of nodes at a depth below the root are ranked; states: [B, Q, H]."""
-        logits = self.head.logits(states.flatten(0, 1)).unflatten(0, states.shape[:2])
+    def _logits(self, states: Tensor) -> Tensor:
+        """[B, Q, W] after states [B, Q, H]."""
+        return self.head.logits(states.flatten(0, 1)).unflatten(0, states.shape[:2])
+
+    def _noise(self, sequences: DecodeSequences, depth: int, num_nodes: int) -> DraftNoise | None:
+        """What the children of nodes at a depth below the root are ranked under, besides the head's logits."""
         if not self._couples:
-            return logits
-        positions = sequences.positions_at(torch.full(states.shape[:2], depth, device=states.device))
-        return coupled_logits(logits, positions, sequences.sampling, self.head.token_map.target_ids)
+            return None
+        depths = torch.full((sequences.batch_size, num_nodes), depth, device=sequences.positions.device)
+        return DraftNoise(sequences.sampling, sequences.positions_at(depths), self.head.token_map.target_ids)

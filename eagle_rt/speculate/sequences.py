@@ -2,56 +2,85 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from eagle_rt.batch import Batch, CacheRows
+from eagle_rt.batch import Batch, DeviceRows, HostRows, MaskWords
 from eagle_rt.speculate.sampler import SamplingBatch
+
+
+@dataclass(frozen=True)
+class SequenceRows:
+    """The cache slots of one sequence, in the order of its text and then its scratch rows.
+
+    slots: [capacity] int64; first: the first slot, if they lie side by side, and None otherwise.
+    """
+
+    slots: Tensor
+    first: int | None
+
+    def up_to(self, num_rows: int) -> Tensor | slice:
+        """The first `num_rows` of them."""
+        return self.slots[:num_rows] if self.first is None else slice(self.first, self.first + num_rows)
+
+
+@dataclass(frozen=True)
+class HostCache:
+    """Where B sequences are cached, with lengths that the host knows: num_cached rows each, and then scratch rows."""
+
+    num_cached: tuple[int, ...]
+    rows: tuple[SequenceRows, ...]
+
+    def visible(self, num_scratch: int) -> HostRows:
+        """What a pass sees that writes the first `num_scratch` scratch rows."""
+        kv_lens = tuple(count + num_scratch for count in self.num_cached)
+        return HostRows(kv_lens, tuple(rows.up_to(kv_len) for rows, kv_len in zip(self.rows, kv_lens, strict=True)))
+
+
+@dataclass(frozen=True)
+class DeviceCache:
+    """The same with lengths that only the device knows. num_cached: [B] int32; pages: [B, P] int32."""
+
+    num_cached: Tensor
+    pages: Tensor
+    page_size: int
+
+    def visible(self, num_scratch: int) -> DeviceRows:
+        return DeviceRows(self.num_cached + num_scratch, self.pages, self.page_size)
 
 
 @dataclass(frozen=True)
 class DecodeSequences:
     """B sequences whose next token is due.
 
-    root_tokens: [B] the last token of each text, which is not cached yet; num_cached: the B host integers of rows before it,
-    so that it stands at that position; positions: the same as [B] int64. cache_rows: the slots of each, scratch rows
-    included; scratch_slots: [B, R] those of the R scratch rows that follow the cached ones. state_rows: [B] where each
-    sequence's draft state is kept.
+    root_tokens: [B] the last token of each text, which is not cached yet; positions: [B] int64, where it stands, which is also the
+    number of rows before it in the `cache`. scratch_slots: [B, R] those of the R scratch rows that follow. state_rows: [B]
+    where each sequence's draft state is kept.
     """
 
     root_tokens: Tensor
-    num_cached: tuple[int, ...]
     positions: Tensor
-    cache_rows: tuple[CacheRows, ...]
+    cache: HostCache | DeviceCache
     scratch_slots: Tensor
     state_rows: Tensor
     sampling: SamplingBatch
 
     @property
     def batch_size(self) -> int:
-        return len(self.num_cached)
+        return self.root_tokens.shape[0]
 
-    def scratch_batch(self, tokens: Tensor, positions: Tensor, first_row: int, tree_mask: Tensor | None) -> Batch:
+    def scratch_batch(self, tokens: Tensor, positions: Tensor, first_row: int, tree_mask: Tensor | MaskWords | None) -> Batch:
         """A pass over [B, Q] tokens that are written to scratch rows first_row .. first_row + Q - 1."""
         num_rows = tokens.shape[1]
         last_row = first_row + num_rows
-        kv_lens = tuple(num_cached + last_row for num_cached in self.num_cached)
         return Batch(
             tokens=tokens.flatten(),
             positions=positions.flatten(),
             slots=self.scratch_slots[:, first_row:last_row].flatten(),
             query_starts=tuple(range(0, (self.batch_size + 1) * num_rows, num_rows)),
-            kv_lens=kv_lens,
-            kv_slots=tuple(rows.up_to(kv_len) for rows, kv_len in zip(self.cache_rows, kv_lens, strict=True)),
+            rows=self.cache.visible(last_row),
             tree_mask=tree_mask,
         )
 
     def positions_at(self, depths: Tensor) -> Tensor:
         """Text positions [B, Q] of nodes at depths [B, Q] (or [Q]) below the root."""
         return self.positions[:, None] + depths
-
-    def accepted_moves(self, path: Tensor) -> tuple[Tensor, Tensor]:
-        """(sources, destinations), [B * (D + 1)] slots: node path[b, i] goes to scratch row i; past the path nothing moves."""
-        steps = torch.arange(path.shape[1], device=path.device)
-        sources = self.scratch_slots.gather(1, torch.where(path >= 0, path, steps))
-        return sources.flatten(), self.scratch_slots[:, : path.shape[1]].flatten()

@@ -10,10 +10,10 @@ from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.drafter import TreeDrafter
-from eagle_rt.speculate.sampler import target_choice
+from eagle_rt.speculate.operations import StepOperations
 from eagle_rt.speculate.sequences import DecodeSequences
-from eagle_rt.tree.draft_tree import DraftTree, ancestor_mask, root_only
-from eagle_rt.tree.verify import Acceptance, walk
+from eagle_rt.tree.draft_tree import DraftTree, root_only
+from eagle_rt.tree.verify import Acceptance
 
 
 @dataclass(frozen=True)
@@ -24,36 +24,46 @@ class StepOutcome:
     acceptance: Acceptance
     is_draft_broken: Tensor
 
+    @property
+    def rows(self) -> Tensor:
+        """[B, D + 3] int64, all that the host needs in one tensor: num_emitted, is_draft_broken, then the tokens."""
+        acceptance = self.acceptance
+        return torch.cat((acceptance.num_emitted[:, None], self.is_draft_broken[:, None], acceptance.tokens), dim=1)
 
-def decode_step(
-    sequences: DecodeSequences,
-    target: Decoder,
-    pool: KVPool,
-    backend: AttentionBackend,
-    drafter: TreeDrafter | None,
-    max_depth: int,
-    mark: Callable[[str], None],
-) -> StepOutcome:
-    """Advance every sequence by the tokens that the target confirms: at least one, at most max_depth + 1.
 
-    Nothing here reads a tensor on the host, and every shape follows from the batch size and the tree's. `mark(name)` is called
-    after each part, for timing.
-    """
-    tree = drafter.propose(sequences) if drafter else root_only(sequences.root_tokens)
-    mark("draft")
+@dataclass(frozen=True)
+class Stepper:
+    """Everything that a decode step is made with, besides the sequences. max_depth: of the trees."""
 
-    positions = sequences.positions_at(tree.depths)
-    batch = sequences.scratch_batch(tree.tokens, positions, 0, ancestor_mask(tree.parents, max_depth))
-    output = target.forward(batch, pool, backend, drafter.head.feature_layers if drafter else ())
-    logits = target.logits(output.hidden).view(*tree.tokens.shape, -1)
-    mark("verify")
+    target: Decoder
+    pool: KVPool
+    backend: AttentionBackend
+    operations: StepOperations
+    drafter: TreeDrafter | None
+    max_depth: int
 
-    choice = target_choice(logits, positions, sequences.sampling)
-    acceptance = walk(tree, choice, max_depth)
-    is_draft_broken = torch.isneginf(tree.scores[:, 1:2]).any(dim=1)
-    if drafter and output.features is not None:
-        pool.move(*sequences.accepted_moves(acceptance.path))
-        mark("accept")
-        drafter.extend_accepted(sequences, acceptance, output.features.view(*tree.tokens.shape, -1))
-        mark("extend")
-    return StepOutcome(tree, acceptance, is_draft_broken)
+    def step(self, sequences: DecodeSequences, mark: Callable[[str], None] = lambda part: None) -> StepOutcome:
+        """Advance every sequence by the tokens that the target confirms: at least one, at most max_depth + 1.
+
+        Nothing here reads a tensor on the host, and every shape follows from the batch size and the tree's. `mark(name)` is
+        called after each part, for timing.
+        """
+        drafter, operations = self.drafter, self.operations
+        tree = drafter.propose(sequences) if drafter else root_only(sequences.root_tokens)
+        mark("draft")
+
+        positions, tree_mask = operations.place(tree, sequences.positions, self.max_depth)
+        batch = sequences.scratch_batch(tree.tokens, positions, 0, tree_mask)
+        output = self.target.forward(batch, self.pool, self.backend, drafter.head.feature_layers if drafter else ())
+        logits = self.target.logits(output.hidden).view(*tree.tokens.shape, -1)
+        mark("verify")
+
+        choice = operations.choose(logits, positions, sequences.sampling)
+        acceptance = operations.walk(tree, choice, self.max_depth)
+        is_draft_broken = torch.isneginf(tree.scores[:, 1:2]).any(dim=1)
+        if drafter and output.features is not None:
+            operations.keep(self.pool, sequences.scratch_slots, acceptance.path)
+            mark("accept")
+            drafter.extend_accepted(sequences, acceptance, output.features.view(*tree.tokens.shape, -1))
+            mark("extend")
+        return StepOutcome(tree, acceptance, is_draft_broken)

@@ -35,12 +35,12 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from eagle_rt.kernels.tree_attention import _attend as kernel
+from eagle_rt.kernels.triton.tree_attention import _attend as kernel
 
 for head_dim, words, splits, rows, dtype in ((128, 1, 8, 32, "bf16"), (80, 0, 1, 16, "fp16")):
     part = "*fp32" if splits > 1 else f"*{dtype}"
     types = [f"*{dtype}"] * 2 + ["*i32"] * 4 + ["*i64"] * 2 + [part] * 2 + ["fp32"] + ["i32"] * 4
-    constants = [4, 8, head_dim, triton.next_power_of_2(head_dim), words, 0, splits, rows, 64, False]
+    constants = [4, 8, head_dim, triton.next_power_of_2(head_dim), 16, words, 0, splits, rows, 64, False]
     names = kernel.arg_names
     signature = dict(zip(names, types + ["constexpr"] * len(constants), strict=True))
     values = {(len(types) + index,): value for index, value in enumerate(constants)}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from eagle_rt.attention.reference import ReferenceAttention
-from eagle_rt.batch import Batch
+from eagle_rt.batch import Batch, HostRows
 from eagle_rt.cache.pool import KVPool
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
@@ -45,8 +45,7 @@ def test_causal_chunks_of_several_sequences(scattered: bool, window: int | None)
         positions=positions,
         slots=torch.zeros(0),
         query_starts=tuple(starts),
-        kv_lens=lengths,
-        kv_slots=tuple(own if scattered else slice(int(own[0]), int(own[-1]) + 1) for own in slots),
+        rows=HostRows(lengths, tuple(own if scattered else slice(int(own[0]), int(own[-1]) + 1) for own in slots)),
         tree_mask=None,
     )
     backend = ReferenceAttention(torch.float32)
@@ -73,8 +72,7 @@ def test_tree_rows_see_the_text_and_what_the_mask_says(num_columns: int) -> None
         positions=torch.zeros(6, dtype=torch.int64),
         slots=torch.zeros(0),
         query_starts=(0, 3, 6),
-        kv_lens=lengths,
-        kv_slots=(slice(0, lengths[0]), slice(15, 15 + lengths[1])),
+        rows=HostRows(lengths, (slice(0, lengths[0]), slice(15, 15 + lengths[1]))),
         tree_mask=mask,
     )
     backend = ReferenceAttention(torch.float32)

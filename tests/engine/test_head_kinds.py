@@ -45,7 +45,7 @@ def test_no_head_changes_the_text(kind: str, target_dir: Path, tmp_path: Path) -
 def test_a_mapped_head_drafts_mapped_tokens_only(target_dir: Path, tmp_path: Path) -> None:
     target, head, options = pair("eagle-mapped", target_dir, tmp_path)
     core = make_core(target, head, (2, 2, 4), **options)
-    known = set(core.runner._drafter.head.token_map.target_ids.tolist())
+    known = set(core.runner.stepper.drafter.head.token_map.target_ids.tolist())
     assert known == {*range(250, 30, -3), 3}, "the map, and the end token"
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 from tree import brute_force
 
 from eagle_rt.attention.reference import ReferenceAttention
-from eagle_rt.batch import Batch
+from eagle_rt.batch import Batch, HostRows
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.engine.prepare import decode_sequences
 from eagle_rt.engine.request import SamplingParams
@@ -67,7 +67,7 @@ def logits_along(head: Head, text: list[int], features: Tensor, path: tuple[int,
     def batch(first: int, tokens: list[int]) -> Batch:
         end = first + len(tokens)
         rows = torch.arange(first, end)
-        return Batch(torch.tensor(tokens), rows, rows, (0, len(tokens)), (end,), (slice(0, end),), None)
+        return Batch(torch.tensor(tokens), rows, rows, (0, len(tokens)), HostRows((end,), (slice(0, end),)), None)
 
     backend = ReferenceAttention(torch.float32)
     rows = batch(0, text[1:])
@@ -115,7 +115,7 @@ def check_trees(written: Written, target_dir: Path, tree_shape: tuple[int, int, 
     assert len(requests) == count
     core.scheduler.plan()
     num_scratch = core.scheduler.limits.num_scratch
-    tree = core.runner._drafter.propose(decode_sequences(requests, num_scratch, 4, "cpu"))
+    tree = core.runner.stepper.drafter.propose(decode_sequences(requests, num_scratch, 4, "cpu"))
 
     slow = written.slow
     for row, request in enumerate(requests):

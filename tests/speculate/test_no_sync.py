@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.prepare import decode_sequences
 from eagle_rt.engine.request import SamplingParams
-from eagle_rt.speculate.step import StepOutcome, decode_step
+from eagle_rt.speculate.step import StepOutcome
 
 SETTINGS = [
     SamplingParams(temperature=0, max_new_tokens=50, ignore_eos=True),
@@ -32,7 +32,7 @@ def fake_step(core: EngineCore, on_mark: Callable[[str], None] = lambda name: No
     shape = runner.tree_shape
     sequences = decode_sequences(tuple(core.scheduler.running), shape.num_scratch_rows, runner._page_size, "cpu")
     with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
-        return decode_step(sequences, runner._target, runner._pool, runner._backend, runner._drafter, shape.max_depth, on_mark)
+        return runner.stepper.step(sequences, on_mark)
 
 
 @pytest.mark.parametrize("tree", [None, (1, 1, 2), (3, 1, 4), (4, 3, 12), (5, 8, 32)], ids=str)
@@ -46,13 +46,13 @@ def test_no_step_reads_a_tensor(target_dir: Path, head_dir: Path, tree: tuple[in
 @pytest.mark.parametrize("read", [Tensor.item, Tensor.tolist, torch.nonzero], ids=["item", "tolist", "nonzero"])
 def test_a_step_that_reads_one_would_be_caught(target_dir: Path, head_dir: Path, read: Callable[[Tensor], object]) -> None:
     core = make_core(target_dir, head_dir, (2, 2, 4), dtype="bfloat16")
-    original = core.runner._drafter.propose
+    original = core.runner.stepper.drafter.propose
 
     def reading(sequences):
         tree = original(sequences)
         read(tree.tokens[0, 0] if read is Tensor.item else tree.tokens)
         return tree
 
-    core.runner._drafter.propose = reading
+    core.runner.stepper.drafter.propose = reading
     with pytest.raises((DataDependentOutputException, RuntimeError, torch._subclasses.fake_tensor.DynamicOutputShapeException)):
         fake_step(core)

@@ -18,7 +18,7 @@ from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.models.compiled import CompiledPass
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.spec import HeadSpec
-from eagle_rt.models.layers import Attend, Block, Linear, PassContext, norm, optional_norm
+from eagle_rt.models.layers import Attend, Block, Linear, norm, optional_norm, pass_context
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
@@ -135,11 +135,13 @@ class Head(ABC):
         return self._compiled
 
     def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend, hidden: Tensor) -> Tensor:
-        context = PassContext(*self._rope.cos_sin(positions), attend)
+        context = pass_context(self._rope, positions, attend)
         x, attention_input = self._enter(functional.embedding(tokens, self._embedding), hidden, positions)
-        x = self._blocks[0](x, attention_input, 0, context)
+        x, delta = self._blocks[0](x, attention_input, 0, context)
         for index, (block, block_norm) in enumerate(zip(self._blocks[1:], self._later_norms, strict=True), start=1):
-            x = block(x, block_norm(x), index, context)
+            x, normed = block_norm.after_adding(x, delta)
+            x, delta = block(x, normed, index, context)
+        x = x + delta
         return self._final_norm(x) if self._final_norm and self.spec.norm_output else x
 
     def logits(self, states: Tensor) -> Tensor:

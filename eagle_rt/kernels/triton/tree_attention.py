@@ -8,26 +8,25 @@ The query heads that share a key head are packed into the rows of one tile, so t
 context is cut into splits that run side by side; each leaves its part of the softmax, and a second kernel joins the parts
 (FlashDecoding; Dao et al., 2023). `attention/reference.py` is the slow twin.
 """
-# pyright: reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
-# (inside a kernel, and where one is launched, types are Triton's and not what they seem)
-
-import os
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-# The interpreter computes in numpy, which has no bfloat16.
-IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded
+
 LOG2_E = 1.4426950408889634
+# A split is worth its own programs from this many rows on.
+ROWS_A_SPLIT = tl.constexpr(256)
+MAX_SPLITS = 32
 
 
 @triton.jit
 def _attend(
     queries,  # [T, heads, head_dim]
     storage,  # one layer of the cache: [S, 2, kv_heads, head_dim]
-    slots,  # [B, L] int32: the cache slot of each row of each sequence
+    pages,  # [B, P] int32: the pages of each sequence
     query_starts,  # [B + 1] int32
     kv_lens,  # [B] int32
     prefixes,  # [T] int32
@@ -44,6 +43,7 @@ def _attend(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
     NUM_WORDS: tl.constexpr,
     WINDOW: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
@@ -73,10 +73,15 @@ def _attend(
     # Below this every row of the tile sees everything.
     all_see = tl.min(tl.load(prefixes + query, mask=is_row, other=2147483647))
 
-    num_blocks = tl.cdiv(kv_len, BLOCK_N)
-    blocks_a_split = tl.cdiv(num_blocks, NUM_SPLITS)
+    # The splits follow from the length alone, whatever the launch has room for: sums come out the same in every batch.
+    num_used = tl.maximum(1, tl.minimum(NUM_SPLITS, kv_len // ROWS_A_SPLIT))
+    blocks_a_split = tl.cdiv(tl.cdiv(kv_len, BLOCK_N), num_used)
     start = split * blocks_a_split * BLOCK_N
     end = tl.minimum(start + blocks_a_split * BLOCK_N, kv_len)
+    place = (query * (NUM_KV_HEADS * GROUP) + head).to(tl.int64) * NUM_SPLITS + split
+    if (split > 0) & (start >= end):
+        tl.store(part_norms + place, -float("inf"), mask=is_row)
+        return
 
     highest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -84,7 +89,8 @@ def _attend(
     for block in range(start, end, BLOCK_N):
         columns = block + tl.arange(0, BLOCK_N)
         is_column = columns < end
-        slot = tl.load(slots + sequence * stride_sequence + columns, mask=is_column, other=0).to(tl.int64)
+        page = tl.load(pages + sequence * stride_sequence + columns // PAGE_SIZE, mask=is_column, other=0).to(tl.int64)
+        slot = page * PAGE_SIZE + columns % PAGE_SIZE
         key_places = storage + slot[:, None] * stride_slot + kv_head * HEAD_DIM + dims
         is_value = is_column[:, None] & is_dim
         k = tl.load(key_places, mask=is_value, other=0.0)
@@ -119,7 +125,6 @@ def _attend(
 
     has_seen = total > 0.0
     sums = sums / tl.where(has_seen, total, 1.0)[:, None]
-    place = (query * (NUM_KV_HEADS * GROUP) + head).to(tl.int64) * NUM_SPLITS + split
     part_places = parts + place[:, None] * HEAD_DIM + dims
     tl.store(part_places, sums.to(parts.dtype.element_ty), mask=is_row[:, None] & is_dim)
     if NUM_SPLITS > 1:
@@ -151,7 +156,7 @@ def _join(
 def tree_attention(
     queries: Tensor,
     storage: Tensor,
-    slots: Tensor,
+    pages: Tensor,
     query_starts: Tensor,
     kv_lens: Tensor,
     prefixes: Tensor,
@@ -159,33 +164,33 @@ def tree_attention(
     positions: Tensor,
     *,
     max_queries: int,
-    num_splits: int,
+    page_size: int,
     window: int | None = None,
 ) -> Tensor:
     """[T, heads, head_dim] from queries of that shape and one layer of the cache, [S, 2, kv_heads, head_dim].
 
-    slots: [B, L] int32, the cache slot of each row of each sequence; query_starts: [B + 1] and kv_lens: [B] int32; prefixes: [T]
-    int32, the rows that a query sees whatever its mask says; masks: [T, W] int64, bit j of word w for row prefix + 64 w + j;
-    positions: [T] int64, for layers with a window. max_queries: no sequence has more queries; num_splits: a power of two, the
-    parts that each context is cut into. A query that sees nothing gets zeros.
+    pages: [B, P] int32, the pages of page_size rows that each sequence is cached in; query_starts: [B + 1] and kv_lens: [B] int32;
+    prefixes: [T] int32, the rows that a query sees whatever its mask says; masks: [T, W] int64, bit j of word w for row
+    prefix + 64 w + j; positions: [T] int64, for layers with a window. max_queries: no sequence has more queries. A query that
+    sees nothing gets zeros.
     """
     num_tokens, num_heads, head_dim = queries.shape
     num_kv_heads = storage.shape[2]
     group = num_heads // num_kv_heads
     num_rows = max_queries * group
+    num_splits = min(MAX_SPLITS, padded(max(1, pages.shape[1] * page_size // ROWS_A_SPLIT.value)))
     block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
-    padded_dim = max(16, triton.next_power_of_2(head_dim))
+    padded_dim = padded(head_dim, least=16)
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
     parts, part_norms = output, output
     if num_splits > 1:
-        # Not empty: a tile without queries leaves its places as they are, and the join must not meet NaN there.
-        parts = queries.new_zeros(num_tokens, num_heads, num_splits, head_dim, dtype=torch.float32)
-        part_norms = parts.new_full((num_tokens, num_heads, num_splits), -torch.inf)
+        parts = queries.new_empty(num_tokens, num_heads, num_splits, head_dim, dtype=torch.float32)
+        part_norms = queries.new_empty(num_tokens, num_heads, num_splits, dtype=torch.float32)
     grid = (triton.cdiv(num_rows, block_m), len(kv_lens) * num_kv_heads, num_splits)
     _attend[grid](
         queries,
         storage,
-        slots,
+        pages,
         query_starts,
         kv_lens,
         prefixes,
@@ -197,11 +202,12 @@ def tree_attention(
         queries.stride(0),
         queries.stride(1),
         storage.stride(0),
-        slots.stride(0),
+        pages.stride(0),
         GROUP=group,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim,
+        PAGE_SIZE=page_size,
         NUM_WORDS=masks.shape[1],
         WINDOW=window or 0,
         NUM_SPLITS=num_splits,

@@ -1,7 +1,5 @@
 """The Triton kernel against the torch reference: in Triton's interpreter on a CPU, natively on a GPU."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,9 +7,9 @@ from hypothesis import strategies as st
 
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.triton import TritonAttention
-from eagle_rt.batch import Batch
+from eagle_rt.batch import Batch, DeviceRows, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.kernels.tree_attention import mask_words, tree_attention
+from eagle_rt.kernels.triton.tree_attention import mask_words, tree_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -37,34 +35,30 @@ def random_case(
         positions=positions.to(DEVICE),
         slots=torch.zeros(0),
         query_starts=tuple(range(0, len(lengths) * num_queries + 1, num_queries)),
-        kv_lens=lengths,
-        kv_slots=tuple(s.to(DEVICE) if scattered else slice(int(s[0]), int(s[-1]) + 1) for s in own),
+        rows=HostRows(lengths, tuple(s.to(DEVICE) if scattered else slice(int(s[0]), int(s[-1]) + 1) for s in own)),
         tree_mask=None if tree_mask is None else tree_mask.to(DEVICE),
     )
 
 
-def check(
-    batch: Batch, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, num_splits: int, window: int | None = None
-) -> None:
+def check(batch: Batch, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, window: int | None = None) -> None:
     generator = torch.Generator().manual_seed(1)
-    pool = KVPool(2, sum(batch.kv_lens), kv_heads, head_dim, dtype, DEVICE)
+    pool = KVPool(2, sum(batch.rows.kv_lens), kv_heads, head_dim, dtype, DEVICE)
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
     queries = torch.randn(len(batch.tokens), heads, head_dim, generator=generator).to(DEVICE, dtype)
     reference, ours = ReferenceAttention(dtype), TritonAttention()
     expected = reference.run(queries, 1, reference.plan(batch, pool), window)
-    found = ours.run(queries, 1, replace(ours.plan(batch, pool), num_splits=num_splits), window)
+    found = ours.run(queries, 1, ours.plan(batch, pool), window)
     torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    prefix_lens=st.lists(st.sampled_from([0, 1, 15, 16, 17, 63, 64, 65, 130]), min_size=1, max_size=3),
+    prefix_lens=st.lists(st.sampled_from([0, 1, 15, 16, 17, 63, 64, 65, 130, 530, 1100]), min_size=1, max_size=3),
     num_queries=st.integers(1, 9),
     extra_columns=st.sampled_from([None, 0, 3, 70]),
     group=st.sampled_from([1, 2, 3, 8]),
     kv_heads=st.integers(1, 2),
     head_dim=st.sampled_from([16, 80, 96]),
-    num_splits=st.sampled_from([1, 2, 8]),
     window=st.sampled_from([None, 5, 40]),
     scattered=st.booleans(),
     seed=st.integers(0, 1000),
@@ -76,7 +70,6 @@ def test_any_shape(
     group: int,
     kv_heads: int,
     head_dim: int,
-    num_splits: int,
     window: int | None,
     scattered: bool,
     seed: int,
@@ -89,7 +82,6 @@ def test_any_shape(
         kv_heads=kv_heads,
         head_dim=head_dim,
         dtype=torch.float32,
-        num_splits=num_splits,
         window=window,
     )
 
@@ -99,11 +91,11 @@ def test_any_shape(
 @pytest.mark.parametrize("group", [1, 4, 16])
 def test_the_precisions_and_sizes_that_are_served(dtype: torch.dtype, head_dim: int, group: int) -> None:
     batch = random_case(torch.Generator().manual_seed(0), [70, 3], 8, 65, scattered=True)
-    check(batch, heads=2 * group, kv_heads=2, head_dim=head_dim, dtype=dtype, num_splits=2)
+    check(batch, heads=2 * group, kv_heads=2, head_dim=head_dim, dtype=dtype)
 
 
-@pytest.mark.parametrize("num_splits", [1, 4])
-def test_a_query_that_sees_nothing_gets_zeros(num_splits: int) -> None:
+@pytest.mark.parametrize("capacity", [4, 2048])
+def test_a_query_that_sees_nothing_gets_zeros(capacity: int) -> None:
     """A padded row of a captured batch: a sequence of length 0."""
     pool = KVPool(1, 8, 1, 16, torch.float32, DEVICE)
     pool.storage.normal_()
@@ -111,17 +103,43 @@ def test_a_query_that_sees_nothing_gets_zeros(num_splits: int) -> None:
     output = tree_attention(
         torch.randn(2, 2, 16, device=DEVICE),
         pool.storage[0],
-        torch.zeros(2, 4, **whole),
+        torch.zeros(2, capacity, **whole),
         torch.tensor([0, 1, 2], **whole),
         torch.tensor([3, 0], **whole),
         torch.tensor([3, 0], **whole),
         torch.zeros(2, 1, dtype=torch.int64, device=DEVICE),
         torch.zeros(2, dtype=torch.int64, device=DEVICE),
         max_queries=1,
-        num_splits=num_splits,
+        page_size=1,
     )
     torch.testing.assert_close(output[0, 0], pool.storage[0, 0, 1, 0])
     assert not output[1].any()
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_pages_and_lengths_on_the_device(page_size: int) -> None:
+    """What a captured step passes: pages in any order, room for far more, and nothing that the host knows."""
+    generator = torch.Generator().manual_seed(page_size)
+    lengths, num_pages = [3, page_size + 2, 2 * page_size + 1, 400], -(-512 // page_size)
+    pages = torch.randperm(4 * num_pages, generator=generator).view(4, num_pages)
+    pool = KVPool(2, 4 * num_pages * page_size, 2, 16, torch.float32, DEVICE)
+    pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
+    slots = (pages[:, :, None] * page_size + torch.arange(page_size)).flatten(1)
+    positions = torch.zeros(12, dtype=torch.int64, device=DEVICE)
+    mask = torch.rand(4, 3, 3, generator=generator) < 0.6
+    mask[:, [0, 1, 2], [0, 1, 2]] = True
+    host = HostRows(tuple(lengths), tuple(slots[b, :length].to(DEVICE) for b, length in enumerate(lengths)))
+    device = DeviceRows(torch.tensor(lengths, dtype=torch.int32, device=DEVICE), pages.to(DEVICE, torch.int32), page_size)
+    words = MaskWords(mask_words(mask.to(DEVICE)), 3)
+    queries = torch.randn(12, 4, 16, generator=generator).to(DEVICE)
+    outputs = []
+    for backend, rows, tree_mask in (
+        (ReferenceAttention(torch.float32), host, mask.to(DEVICE)),
+        (TritonAttention(), device, words),
+    ):
+        batch = Batch(positions, positions, positions, (0, 3, 6, 9, 12), rows, tree_mask)
+        outputs.append(backend.run(queries, 1, backend.plan(batch, pool), None))
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("num_columns", [1, 63, 64, 65, 128, 130])

@@ -1,0 +1,59 @@
+"""Capturing decode steps at start, for the batch sizes that were asked for."""
+
+import time
+
+import torch
+
+from eagle_rt.config import EngineConfig
+from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.graphs import GraphLimits, StepGraphs, default_batch_sizes
+
+DEFAULT_MAX_BATCH = 8
+
+
+def graph_batch_sizes(config: EngineConfig) -> list[int]:
+    """The batch sizes to capture, of those that can occur."""
+    if config.cuda_graph_bs:
+        return sorted({min(size, config.max_running_requests) for size in config.cuda_graph_bs})
+    return default_batch_sizes(min(config.cuda_graph_max_bs or DEFAULT_MAX_BATCH, config.max_running_requests))
+
+
+def captures_steps(config: EngineConfig) -> bool:
+    """Only our own kernels take all that they need from the device, which a captured step asks for."""
+    return config.device == "cuda" and config.attention_backend == "triton" and not config.disable_cuda_graph
+
+
+def capture_steps(core: EngineCore, config: EngineConfig) -> list[str]:
+    """Give the engine captured steps; what was captured, and in what time. Where capturing fails steps stay eager, unless --strict.
+
+    Raises:
+        ValueError: under --strict, capturing failed.
+    """
+    limits = core.scheduler.limits
+    graph_limits = GraphLimits(
+        page_size=limits.page_size,
+        max_pages=limits.pages_for(limits.context_length + limits.num_scratch),
+        num_scratch=limits.num_scratch,
+        padding_page=limits.num_pages,
+        padding_state=limits.max_running,
+    )
+    start, memory = time.perf_counter(), memory_in_use(config.device)
+    try:
+        graphs = StepGraphs(core.runner.stepper, graph_batch_sizes(config), graph_limits, config.device)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        if config.strict:
+            raise ValueError(f"capturing CUDA graphs failed, and --strict was given: {reason}") from error
+        return [f"WARNING: capturing CUDA graphs failed, steps run eagerly: {reason}"]
+    core.runner.graphs = graphs
+    sizes = ", ".join(map(str, graphs.batch_sizes))
+    megabytes = (memory_in_use(config.device) - memory) / 2**20
+    return [f"captured a step for batches of {sizes} in {time.perf_counter() - start:.1f} s; graphs take {megabytes:.0f} MiB"]
+
+
+def memory_in_use(device: str) -> int:
+    """Bytes taken on the GPU, by whomever."""
+    if device != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return total - free

@@ -1,0 +1,133 @@
+"""Decode steps captured as CUDA graphs: one replay drafts, verifies and keeps, and the host reads its result once."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle_rt.engine.request import Request
+from eagle_rt.speculate.sampler import SamplingBatch
+from eagle_rt.speculate.sequences import DecodeSequences, DeviceCache
+from eagle_rt.speculate.step import Stepper
+
+
+@dataclass(frozen=True)
+class GraphLimits:
+    """What a captured step must have room for.
+
+    max_pages: of one request, scratch rows included. padding_page and padding_state: where the rows of a batch that no request
+    fills read and write; no request is ever given them.
+    """
+
+    page_size: int
+    max_pages: int
+    num_scratch: int
+    padding_page: int
+    padding_state: int
+
+
+class StepInputs:
+    """Everything a step reads, at fixed places on the device, filled through pinned host memory."""
+
+    def __init__(self, batch_size: int, limits: GraphLimits, device: str) -> None:
+        self._limits = limits
+        is_pinned = device == "cuda"
+        self._host = (
+            torch.zeros(5, batch_size, dtype=torch.int64, pin_memory=is_pinned),
+            torch.zeros(3, batch_size, dtype=torch.float32, pin_memory=is_pinned),
+            torch.zeros(batch_size, limits.max_pages, dtype=torch.int32, pin_memory=is_pinned),
+        )
+        self._device = tuple(part.to(device) for part in self._host)
+        self.fill(())
+
+    def fill(self, requests: tuple[Request, ...]) -> None:
+        """Put requests into the first rows, and padding into the others."""
+        integers, floats, pages = self._host
+        integers.zero_()
+        integers[2].fill_(self._limits.padding_state)
+        floats.zero_()
+        floats[1].fill_(1.0)
+        pages.fill_(self._limits.padding_page)
+        for row, request in enumerate(requests):
+            sampling = request.sampling
+            own = (request.tokens[-1], request.num_cached, request.state_row, request.seed, max(sampling.top_k, 0))
+            integers[:, row] = torch.tensor(own)
+            floats[:, row] = torch.tensor((sampling.temperature, sampling.top_p, sampling.min_p))
+            pages[row, : len(request.pages)] = torch.tensor(request.pages, dtype=torch.int32)
+        for host, device in zip(self._host, self._device, strict=True):
+            device.copy_(host, non_blocking=True)
+
+    def sequences(self) -> DecodeSequences:
+        """The sequences that are filled in at the time when the device gets there."""
+        (root_tokens, num_cached, state_rows, seeds, top_k), (temperature, top_p, min_p), pages = self._device
+        page_size = self._limits.page_size
+        scratch_rows = num_cached[:, None] + torch.arange(self._limits.num_scratch, device=num_cached.device)
+        scratch_slots = pages.gather(1, scratch_rows // page_size).long() * page_size + scratch_rows % page_size
+        every = torch.arange(len(root_tokens), device=root_tokens.device)
+        sampling = SamplingBatch(temperature, top_k, top_p, min_p, seeds, sampled=every, has_filters=True)
+        cache = DeviceCache(num_cached.int(), pages, page_size)
+        return DecodeSequences(root_tokens, num_cached, cache, scratch_slots, state_rows, sampling)
+
+
+class StepGraph:
+    """A step of up to `batch_size` requests. On a CPU, which has no graphs, it is the same callable run eagerly."""
+
+    def __init__(self, stepper: Stepper, batch_size: int, limits: GraphLimits, device: str, memory: Any) -> None:
+        self._stepper = stepper
+        self._inputs = StepInputs(batch_size, limits, device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._output = self._step()
+        if device == "cuda":
+            # Once more, so that no kernel is compiled and no workspace made while the stream is captured.
+            self._step()
+            torch.cuda.synchronize()
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph, pool=memory):
+                self._output = self._step()
+
+    @property
+    def memory(self) -> Any:
+        """The memory that graphs which never run at the same time can share."""
+        return self._graph.pool() if self._graph else None
+
+    def run(self, requests: tuple[Request, ...]) -> Tensor:
+        """`StepOutcome.rows` of the requests; overwritten by the next run."""
+        self._inputs.fill(requests)
+        if self._graph:
+            self._graph.replay()
+        else:
+            self._output.copy_(self._step())
+        return self._output[: len(requests)]
+
+    def _step(self) -> Tensor:
+        return self._stepper.step(self._inputs.sequences()).rows
+
+
+class StepGraphs:
+    """Captured steps for a few batch sizes; a batch runs in the smallest that holds it."""
+
+    def __init__(self, stepper: Stepper, batch_sizes: list[int], limits: GraphLimits, device: str) -> None:
+        self._graphs: dict[int, StepGraph] = {}
+        memory = None
+        with torch.inference_mode():
+            # The largest first: the others then live in its memory.
+            for batch_size in sorted(batch_sizes, reverse=True):
+                graph = StepGraph(stepper, batch_size, limits, device, memory)
+                self._graphs[batch_size], memory = graph, graph.memory
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        return sorted(self._graphs)
+
+    def find(self, batch_size: int) -> StepGraph | None:
+        """None where the batch is larger than all of them."""
+        return next((self._graphs[size] for size in self.batch_sizes if size >= batch_size), None)
+
+
+def default_batch_sizes(largest: int) -> list[int]:
+    """1, 2, 4, 8, ... and `largest` itself."""
+    sizes = [1]
+    while sizes[-1] * 2 < largest:
+        sizes.append(sizes[-1] * 2)
+    return sizes + [largest] * (largest > 1)

@@ -1,0 +1,90 @@
+"""What a decode step does to trees and tokens, in torch: the slow, obvious twin of `triton_operations.py`."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from eagle_rt.batch import MaskWords
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.speculate.sampler import SamplingBatch, coupled_logits, target_choice
+from eagle_rt.tree import expand
+from eagle_rt.tree.draft_tree import DraftTree, ancestor_mask
+from eagle_rt.tree.expand import Beam, Candidates
+from eagle_rt.tree.rerank import rerank
+from eagle_rt.tree.verify import Acceptance, walk
+
+
+class DraftNoise:
+    """The target's noise for the children of drafted nodes: they stand after nodes at text positions [B, Q], and draft ids mean
+    target_ids [W]."""
+
+    def __init__(self, sampling: SamplingBatch, positions: Tensor, target_ids: Tensor) -> None:
+        self.sampling, self.positions, self.target_ids = sampling, positions, target_ids
+
+
+class StepOperations(Protocol):
+    """Everything in a step that is neither a model's pass nor attention.
+
+    What a beam's `visible` and a tree's mask look like is between these operations and the attention that they are used with.
+    """
+
+    def first_level(self, logits: Tensor, top_k: int, num_rows: int, noise: DraftNoise | None) -> tuple[Candidates, Beam]:
+        """`tree.expand.first_level` of draft logits [B, 1, W]; the beams will fill num_rows rows in all."""
+        ...
+
+    def next_level(
+        self, candidates: Candidates, beam: Beam, logits: Tensor, noise: DraftNoise | None
+    ) -> tuple[Candidates, Beam]: ...
+
+    def rerank(self, candidates: Candidates, target_ids: Tensor, root_tokens: Tensor, num_nodes: int) -> DraftTree: ...
+
+    def place(self, tree: DraftTree, starts: Tensor, max_depth: int) -> tuple[Tensor, Tensor | MaskWords]:
+        """(text positions [B, N] of nodes whose roots stand at starts [B], what each node sees of its tree)."""
+        ...
+
+    def beam_mask(self, beam: Beam, num_rows: int) -> Tensor | MaskWords:
+        """What the beam's rows see of the num_rows rows drafted so far, their own included."""
+        ...
+
+    def choose(self, logits: Tensor, positions: Tensor, sampling: SamplingBatch) -> Tensor:
+        """`speculate.sampler.target_choice`."""
+        ...
+
+    def walk(self, tree: DraftTree, choice: Tensor, max_depth: int) -> Acceptance: ...
+
+    def keep(self, pool: KVPool, scratch_slots: Tensor, path: Tensor) -> None:
+        """Move the cache rows of the nodes on each path [B, D + 1] to scratch rows 0, 1, ..."""
+        ...
+
+
+class TorchOperations:
+    def first_level(self, logits: Tensor, top_k: int, num_rows: int, noise: DraftNoise | None) -> tuple[Candidates, Beam]:
+        return expand.first_level(coupled(logits, noise)[:, 0], top_k)
+
+    def next_level(self, candidates: Candidates, beam: Beam, logits: Tensor, noise: DraftNoise | None) -> tuple[Candidates, Beam]:
+        return expand.next_level(candidates, beam, coupled(logits, noise))
+
+    def rerank(self, candidates: Candidates, target_ids: Tensor, root_tokens: Tensor, num_nodes: int) -> DraftTree:
+        return rerank(candidates, target_ids, root_tokens, num_nodes)
+
+    def place(self, tree: DraftTree, starts: Tensor, max_depth: int) -> tuple[Tensor, Tensor]:
+        return starts[:, None] + tree.depths, ancestor_mask(tree.parents, max_depth)
+
+    def beam_mask(self, beam: Beam, num_rows: int) -> Tensor:
+        return beam.visible
+
+    def choose(self, logits: Tensor, positions: Tensor, sampling: SamplingBatch) -> Tensor:
+        return target_choice(logits, positions, sampling)
+
+    def walk(self, tree: DraftTree, choice: Tensor, max_depth: int) -> Acceptance:
+        return walk(tree, choice, max_depth)
+
+    def keep(self, pool: KVPool, scratch_slots: Tensor, path: Tensor) -> None:
+        steps = torch.arange(path.shape[1], device=path.device)
+        sources = scratch_slots.gather(1, torch.where(path >= 0, path, steps))
+        pool.move(sources.flatten(), scratch_slots[:, : path.shape[1]].flatten())
+
+
+def coupled(logits: Tensor, noise: DraftNoise | None) -> Tensor:
+    return logits if noise is None else coupled_logits(logits, noise.positions, noise.sampling, noise.target_ids)

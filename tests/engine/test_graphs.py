@@ -1,0 +1,181 @@
+"""Captured steps. A CPU has no graphs: there the callable that would be captured runs over the same fixed places, and every way in
+which it could read a tensor on the host is watched."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import Tree, make_config, random_prompts, run
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.interpreter import GridExecutor
+
+from eagle_rt.engine.build import build_core
+from eagle_rt.engine.capture import capture_steps, graph_batch_sizes
+from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.graphs import StepGraph, StepGraphs, default_batch_sizes
+from eagle_rt.engine.load import model_info
+from eagle_rt.engine.request import SamplingParams
+
+SETTINGS = [
+    SamplingParams(temperature=0, max_new_tokens=7, ignore_eos=True),
+    SamplingParams(temperature=1.0, seed=1, max_new_tokens=7, ignore_eos=True),
+    SamplingParams(temperature=0.7, top_p=0.9, top_k=20, min_p=0.01, seed=2, max_new_tokens=5, ignore_eos=True),
+]
+
+
+def make_captured(target_dir: Path, head_dir: Path, tree: Tree | None, batch_sizes: tuple[int, ...], **options: Any) -> EngineCore:
+    options = {"attention_backend": "triton", "max_total_tokens": 512, "context_length": 64, **options}
+    config = make_config(target_dir, head_dir, tree, cuda_graph_bs=batch_sizes, max_running_requests=4, **options)
+    core, _ = build_core(config, model_info(config))
+    notes = capture_steps(core, config)
+    assert "captured a step" in notes[0]
+    return core
+
+
+@pytest.mark.parametrize("tree", [None, (1, 1, 2), (3, 2, 6)], ids=str)
+def test_a_captured_step_writes_the_same_texts(target_dir: Path, head_dir: Path, tree: Tree | None) -> None:
+    prompts = random_prompts(3, seed=4, longest=20)
+    config = make_config(target_dir, head_dir, None)
+    expected = run(build_core(config, model_info(config))[0], prompts, SETTINGS)
+    core = make_captured(target_dir, head_dir, tree, (2, 4), page_size=4)
+    # Three requests run in the graph for four, then two and one of them in the graph for two.
+    assert run(core, prompts, SETTINGS) == expected
+    assert "step" in core.runner.clock.seconds
+
+
+def test_a_batch_larger_than_all_graphs_runs_eagerly(target_dir: Path, head_dir: Path) -> None:
+    prompts = random_prompts(3, seed=5, longest=9)
+    core = make_captured(target_dir, head_dir, (2, 2, 4), (1,))
+    texts = run(core, prompts, SETTINGS)
+    assert {"verify", "step"} <= set(core.runner.clock.seconds)
+    config = make_config(target_dir, head_dir, None)
+    assert texts == run(build_core(config, model_info(config))[0], prompts, SETTINGS)
+
+
+def test_padding_harms_no_one_and_results_stay_in_place(target_dir: Path, head_dir: Path) -> None:
+    core = make_captured(target_dir, head_dir, (2, 2, 4), (4,))
+    for index, prompt in enumerate(random_prompts(2, seed=6, longest=12)):
+        core.submit(f"r{index}", prompt, SETTINGS[0])
+    while core.scheduler.waiting or any(request.is_prefilling for request in core.scheduler.running):
+        core.step()
+    core.scheduler.plan()
+    requests = tuple(core.scheduler.running)
+    own = [page for request in requests for page in request.pages]
+    pool, page_size = core.runner.stepper.pool, core.scheduler.limits.page_size
+    num_pages = core.scheduler.limits.num_pages
+    others = [page for page in range(num_pages) if page not in own]
+    slots = (torch.tensor(others)[:, None] * page_size + torch.arange(page_size)).flatten()
+    before = pool.storage[:, slots].clone()
+    graph = core.runner.graphs.find(2)
+    with torch.inference_mode():
+        first = graph.run(requests)
+        second = graph.run(requests)
+    assert first.data_ptr() == second.data_ptr()
+    assert len(second) == 2
+    assert torch.equal(pool.storage[:, slots], before)
+    assert pool.storage[:, num_pages * page_size :].any(), "padding writes to the page that is no one's"
+
+
+class HostReadError(Exception):
+    pass
+
+
+class Watch(TorchDispatchMode):
+    """Raises HostReadError for every operator that needs a tensor's values on the host, outside of kernels."""
+
+    READING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal", "is_nonzero")
+    paused = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.paused and any(name in str(function) for name in self.READING):
+            raise HostReadError(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def watching(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Within this, reading a tensor raises HostReadError, except inside a kernel, where the interpreter does nothing else."""
+    watch = Watch()
+    original = GridExecutor.__call__
+
+    def launch(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
+        watch.paused = True
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            watch.paused = False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GridExecutor, "__call__", launch)
+        for name in ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"):
+            reading = getattr(Tensor, name)
+
+            def read(self: Tensor, *args: Any, reading: Callable[..., Any] = reading, name: str = name) -> Any:
+                if not watch.paused:
+                    raise HostReadError(name)
+                return reading(self, *args)
+
+            patch.setattr(Tensor, name, read)
+        with watch, torch.inference_mode():
+            yield
+
+
+def captured_callable(graph: StepGraph) -> Callable[[], Tensor]:
+    return graph._step
+
+
+@pytest.mark.parametrize("tree", [None, (1, 1, 2), (3, 2, 6)], ids=str)
+def test_what_is_captured_never_reads_a_tensor(
+    target_dir: Path, head_dir: Path, tree: Tree | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = make_captured(target_dir, head_dir, tree, (2,))
+    with watching(monkeypatch):
+        captured_callable(core.runner.graphs.find(2))()
+
+
+@pytest.mark.parametrize("read", [Tensor.item, Tensor.tolist, torch.nonzero, bool], ids=["item", "tolist", "nonzero", "bool"])
+def test_one_that_did_would_be_caught(
+    target_dir: Path, head_dir: Path, read: Callable[[Tensor], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = make_captured(target_dir, head_dir, (2, 2, 4), (1,))
+    drafter = core.runner.stepper.drafter
+    original = drafter.propose
+
+    def reading(sequences: Any) -> Any:
+        tree = original(sequences)
+        name = getattr(read, "__name__", "")
+        value = tree.tokens[0, 0]
+        getattr(value, name)() if name in ("item", "tolist") else read(value)
+        return tree
+
+    drafter.propose = reading
+    with pytest.raises(HostReadError), watching(monkeypatch):
+        captured_callable(core.runner.graphs.find(1))()
+
+
+def test_capturing_that_fails_is_said_or_refused(target_dir: Path, head_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> None:
+        raise RuntimeError("out of graphs\nand much more")
+
+    monkeypatch.setattr(StepGraphs, "__init__", fail)
+    config = make_config(target_dir, head_dir, (2, 2, 4), attention_backend="triton", strict=True)
+    core, _ = build_core(config, model_info(config))
+    with pytest.raises(ValueError, match=r"capturing CUDA graphs failed, and --strict was given: out of graphs$"):
+        capture_steps(core, config)
+    config = make_config(target_dir, head_dir, (2, 2, 4), attention_backend="triton")
+    assert capture_steps(core, config) == ["WARNING: capturing CUDA graphs failed, steps run eagerly: out of graphs"]
+    assert core.runner.graphs is None
+
+
+def test_batch_sizes(target_dir: Path) -> None:
+    assert default_batch_sizes(1) == [1]
+    assert default_batch_sizes(8) == [1, 2, 4, 8]
+    assert default_batch_sizes(6) == [1, 2, 4, 6]
+    assert graph_batch_sizes(make_config(target_dir, cuda_graph_bs=(9, 3), max_running_requests=5)) == [3, 5]
+    assert graph_batch_sizes(make_config(target_dir, max_running_requests=2)) == [1, 2]
+    with pytest.raises(ValueError, match="--cuda-graph-bs is 0"):
+        make_config(target_dir, cuda_graph_bs=(0, 2))
