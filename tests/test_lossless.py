@@ -28,7 +28,7 @@ def test_speculation_changes_no_token(pair: tuple, tree: TreeShape) -> None:
 
 def test_the_gate_notices_a_wrong_token(pair: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     """A verifier that takes the first child as it comes must not get past it."""
-    from eagle_rt.speculate import step
+    from eagle_rt.speculate import operations
     from eagle_rt.tree.verify import walk
 
     def trusting_walk(tree, choice, max_depth):
@@ -36,7 +36,7 @@ def test_the_gate_notices_a_wrong_token(pair: tuple, monkeypatch: pytest.MonkeyP
         choice[:, 0] = tree.tokens[:, min(1, tree.num_nodes - 1)]
         return walk(tree, choice, max_depth)
 
-    monkeypatch.setattr(step, "walk", trusting_walk)
+    monkeypatch.setattr(operations, "walk", trusting_walk)
     config, models, directory, prompts = pair
     _, found = check(models, config, directory, prompts[:2], 16, [TreeShape(3, 2, 6)])
     assert any(not difference.is_rounding for difference in found)

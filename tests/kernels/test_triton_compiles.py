@@ -1,0 +1,71 @@
+"""Every kernel compiles for a GPU, down to its machine code, on a machine without one: Triton brings its own assembler."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import eagle_rt.kernels.triton
+
+FOLDER = Path(eagle_rt.kernels.triton.__file__).parent
+# Of every kernel: the types of its arguments and then the values of its constants, in its own order.
+COMPILE = """
+import importlib, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+for module, name, types, constants in eval(sys.argv[1]):
+    kernel = getattr(importlib.import_module(f"eagle_rt.kernels.triton.{module}"), name)
+    signature = dict(zip(kernel.arg_names, types.split() + ["constexpr"] * len(constants), strict=True))
+    values = {(len(types.split()) + index,): value for index, value in enumerate(constants)}
+    print(module, name, flush=True)
+    compiled = triton.compile(ASTSource(kernel, signature, constexprs=values), target=GPUTarget("cuda", 90, 32))
+    assert len(compiled.asm["cubin"]) > 0
+"""
+KERNELS = [
+    ("tree_attention", "_attend", "*bf16 " * 2 + "*i32 " * 4 + "*i64 " * 2 + "*fp32 " * 2 + "fp32" + " i32" * 4,
+     (4, 8, 128, 128, 16, 1, 0, 8, 32, 64, False)),
+    ("tree_attention", "_attend", "*fp16 " * 2 + "*i32 " * 4 + "*i64 " * 2 + "*fp16 " * 2 + "fp32" + " i32" * 4,
+     (4, 8, 80, 128, 1, 0, 64, 1, 16, 64, False)),
+    ("tree_attention", "_join", "*fp32 *fp32 *bf16", (128, 128, 8)),
+    ("add_rms_norm", "_add_rms_norm", "*bf16 " * 5 + "fp32", (4096, 4096, True)),
+    ("silu_and_mul", "_silu_and_mul", "*bf16 *bf16", (14336, 1024)),
+    ("rotate_and_write", "_rotate_and_write", "*bf16 " * 5 + "*i64 *bf16 *bf16 i32 fp32", (32, 8, 64, 64, True)),
+    ("rotate_and_write", "_rotate_and_write", "*bf16 " * 5 + "*i64 *bf16 *bf16 i32 fp32", (32, 8, 40, 64, False)),
+    ("gumbel_argmax", "_best_of_split", "*fp32 *fp32 *fp32 *i64 *i64 *fp32 *i64 i32 i32", (8, 1024)),
+    ("gumbel_argmax", "_best_of_row", "*fp32 *i64 *i64 i32", (32,)),
+    ("filter_thresholds", "_thresholds", "*fp32 *fp32 *i64 *fp32 *fp32 *fp32 i32", (8, 4096)),
+    ("top_children", "_top_of_split", "*bf16 *fp32 *fp32 *i64 *i64 *i64 *i32 *i32 *fp32 i32", (4, 8, True, 2048)),
+    ("top_children", "_top_of_row", "*i32 *i32 *fp32 *fp32 *i64 *fp32 i32", (8, 16, 128)),
+    ("select_beam", "_select_beam", "*fp32 *i64 *fp32 *i64 *i64 i32", (100, 10, 10, 2, 128)),
+    ("rerank", "_number", "*fp32 *i32 i32", (32, 256)),
+    ("rerank", "_build", "*i32 *fp32 *i64 *i64 *i64 *i64 *i64 *i64 *i64 *fp32 i32", (10, 60, 1024)),
+    ("ancestors", "_ancestors", "*i64 *i64 *i64 *i64 *i64 i32", (60, 1, 64)),
+    ("walk", "_walk", "*i64 *i64 *fp32 *i64 *i64 *i64 *i64", (60, 8, 64)),
+    ("move_rows", "_move", "*bf16 *i64 *i64 i32 i32 i32", (2048, 2048)),
+]  # fmt: skip
+
+
+def test_no_kernel_is_missing() -> None:
+    launched = {
+        (file.stem, line.split("(")[0].removeprefix("def "))
+        for file in FOLDER.glob("*.py")
+        for before, line in zip(file.read_text().split("\n"), file.read_text().split("\n")[1:], strict=False)
+        if before == "@triton.jit" and f"{line.split('(')[0].removeprefix('def ')}[" in file.read_text()
+    }
+    assert launched == {(module, name) for module, name, *_ in KERNELS}
+
+
+def test_every_kernel_compiles() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+
+    def compile_some(kernels: list[tuple[str, str, str, tuple[object, ...]]]) -> str:
+        command = [sys.executable, "-c", COMPILE, repr(kernels)]
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        return "" if result.returncode == 0 else f"{result.stdout.splitlines()[-1:]}: {result.stderr[-2000:]}"
+
+    with ThreadPoolExecutor(2) as pool:
+        failures = [failure for failure in pool.map(compile_some, [KERNELS[::2], KERNELS[1::2]]) if failure]
+    assert not failures, "\n".join(failures)
