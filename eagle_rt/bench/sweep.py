@@ -8,17 +8,18 @@ from typing import Any
 
 from eagle_rt.bench.workload import Workload
 from eagle_rt.config import NO_SPECULATION, EngineConfig, TreeShape, num_tree_nodes
-from eagle_rt.engine.assemble import make_core
+from eagle_rt.engine.build import prepared_core
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.request import SamplingParams
 
-NUM_WARM_UP_PROMPTS = 2
+WARM_UP_PROMPT = [0] * 32
 # What the step's clock calls its parts, in the three groups of a report.
 DRAFT_PARTS = ("draft", "extend")
 VERIFY_PARTS = ("verify",)
-OTHER_PARTS = ("prepare", "accept")
+# A captured step is one part.
+OTHER_PARTS = ("prepare", "accept", "step")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def core_for(models: LoadedModels, config: EngineConfig, setting: Setting) -> En
             "speculative_eagle_topk": tree.top_k,
             "speculative_num_draft_tokens": tree.num_draft_tokens,
         }
-    return make_core(models, replace(config, max_running_requests=setting.batch_size, **speculation))[0]
+    return prepared_core(models, replace(config, max_running_requests=setting.batch_size, **speculation))[0]
 
 
 def run_sweep(
@@ -88,10 +89,10 @@ def run_sweep(
 def measure_once(
     models: LoadedModels, config: EngineConfig, measurement: Measurement, workload: Workload, sampling: SamplingParams
 ) -> None:
-    """Add one run of a setting to its measurement: all prompts on a fresh engine, after a short warm-up on another."""
-    warm_up = core_for(models, config, measurement.setting)
-    generate(warm_up, workload.prompts[:NUM_WARM_UP_PROMPTS], replace(sampling, max_new_tokens=8))
+    """Add one run of a setting to its measurement: all prompts on a fresh engine, after a short warm-up with others."""
     core = core_for(models, config, measurement.setting)
+    generate(core, [WARM_UP_PROMPT] * measurement.setting.batch_size, replace(sampling, max_new_tokens=8, ignore_eos=True))
+    core.forget_metrics()
     start = time.perf_counter()
     measurement.num_tokens = generate(core, workload.prompts, sampling)
     measurement.rates.append(measurement.num_tokens / (time.perf_counter() - start))

@@ -5,7 +5,6 @@ import time
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels
-from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.request import SamplingParams
 
 DEFAULT_MAX_BATCH = {"cpu": 1, "cuda": 8}
@@ -32,8 +31,7 @@ def compile_passes(core: EngineCore, models: LoadedModels, config: EngineConfig)
     sampling = SamplingParams(temperature=0, max_new_tokens=2 * shape.num_steps + 3, ignore_eos=True)
     for batch in batches:
         run_to_end(core, [[0]] * batch, [sampling] * batch)
-    core.metrics = EngineMetrics()
-    core.runner.clock.seconds.clear()
+    core.forget_metrics()
 
     failures = {f"{count} rows: {error}" for compiled in passes for count, error in compiled.failures.items()}
     if failures and config.strict:

@@ -58,6 +58,11 @@ class EngineCore:
         metrics.num_cached_prompt_tokens += sum(event.stats.num_prompt_tokens_cached for event in events if event.finish_reason)
         return events
 
+    def forget_metrics(self) -> None:
+        """Count from here on, as if nothing had run before: after a warm-up."""
+        self.metrics = EngineMetrics()
+        self.runner.clock.seconds.clear()
+
     def current_metrics(self) -> EngineMetrics:
         """The totals, with the current load filled in."""
         scheduler, metrics = self.scheduler, self.metrics

@@ -20,11 +20,17 @@ class CompiledPass:
     def __init__(self, layers: Callable[..., Any], row_counts: Iterable[int]) -> None:
         self.failures: dict[int, str] = {}
         self._eager = layers
-        self._compiled = {count: compiled(layers) for count in sorted(row_counts)}
+        self._compiled: dict[int, Callable[..., Any]] = {}
+        self.add(row_counts)
+
+    def add(self, row_counts: Iterable[int]) -> None:
+        """Compile for these numbers of rows too."""
+        for count in sorted(set(row_counts) - set(self._compiled) - set(self.failures)):
+            self._compiled[count] = compiled(self._eager)
 
     @property
     def row_counts(self) -> list[int]:
-        return list(self._compiled)
+        return sorted(self._compiled)
 
     def __call__(self, tokens: Tensor, positions: Tensor, attention: CachedAttention, *rest: Any) -> Any:
         num_rows = len(tokens)

@@ -59,7 +59,9 @@ class Decoder:
 
     def compile(self, row_counts: Iterable[int]) -> CompiledPass:
         """From now on passes of so many rows run compiled; each is compiled when it first runs."""
-        self._compiled = CompiledPass(self._layers, row_counts)
+        if self._compiled is None:
+            self._compiled = CompiledPass(self._layers, ())
+        self._compiled.add(row_counts)
         return self._compiled
 
     def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend, feature_layers: tuple[int, ...]) -> TargetOutput:

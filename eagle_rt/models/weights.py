@@ -1,7 +1,7 @@
 """Reading tensors from Hugging Face checkpoints: one file or many shards, safetensors or weights-only pickles."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -48,7 +48,7 @@ class Checkpoint:
 
     def __init__(self, model_dir: Path, dtype: torch.dtype, device: str, description: str, rename: Rename = str) -> None:
         self.model_dir = model_dir
-        self._dtype, self._device = dtype, device
+        self._dtype, self.device = dtype, device
         self._file_of: dict[str, Path] = {}
         self._stored_name: dict[str, str] = {}
         for stored, file in tensor_files(model_dir).items():
@@ -72,7 +72,7 @@ class Checkpoint:
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor in the model's precision on the model's device."""
-        return self.take_raw(name, shape).to(device=self._device, dtype=self._dtype)
+        return self.take_raw(name, shape).to(device=self.device, dtype=self._dtype)
 
     def take_optional(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
         return self.take(name, shape) if name in self else None
@@ -81,17 +81,23 @@ class Checkpoint:
         """A tensor as it is stored: for index tables."""
         if name not in self._file_of:
             raise ValueError(f"tensor {name} is missing from the checkpoint in {self.model_dir}")
-        file, stored = self._file_of[name], self._stored_name[name]
-        opened = self._open(file)
-        try:
-            tensor = opened[stored] if isinstance(opened, dict) else opened.get_tensor(stored)
-        except (SafetensorError, KeyError) as error:
-            raise ValueError(f"{file} is damaged or only partly downloaded ({error})") from None
+        tensor = self._read(name)
         if tuple(tensor.shape) != shape:
-            raise ValueError(f"tensor {stored} in {file} has shape {list(tensor.shape)}, but config.json implies {list(shape)}")
+            stored = self._stored_name[name]
+            raise ValueError(
+                f"tensor {stored} in {self._file_of[name]} has shape {list(tensor.shape)}, but config.json implies {list(shape)}"
+            )
         self._untaken.discard(name)
         self._progress.update()
         return tensor
+
+    def _read(self, name: str) -> Tensor:
+        file, stored = self._file_of[name], self._stored_name[name]
+        opened = self._open(file)
+        try:
+            return opened[stored] if isinstance(opened, dict) else opened.get_tensor(stored)
+        except (SafetensorError, KeyError) as error:
+            raise ValueError(f"{file} is damaged or only partly downloaded ({error})") from None
 
     def skip(self, name: str) -> None:
         """Count a tensor that may be there as known, without reading it."""
@@ -107,6 +113,25 @@ class Checkpoint:
         if file not in self._open_files:
             self._open_files[file] = open_tensor_file(file)
         return self._open_files[file]
+
+
+class MemoryCheckpoint(Checkpoint):
+    """Tensors that are made, not read. They are let go of when the reader has finished."""
+
+    def __init__(self, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, device: str, description: str) -> None:
+        self.model_dir, self._dtype, self.device = Path(description), dtype, device
+        self._tensors = {name: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype) for name, tensor in tensors}
+        self._stored_name = {name: name for name in self._tensors}
+        self._file_of = dict.fromkeys(self._tensors, self.model_dir)
+        self._open_files, self._untaken = {}, set(self._tensors)
+        self._progress = tqdm(total=len(self._tensors), desc=f"placing {description}", unit="tensor", leave=False, disable=None)
+
+    def _read(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def finish(self) -> list[str]:
+        self._tensors.clear()
+        return super().finish()
 
 
 def open_tensor_file(file: Path) -> "dict[str, Tensor] | safe_open":

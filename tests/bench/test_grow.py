@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import load_target, make_core, run, text_logits
+from engines import load_target, make_config, make_core, run, text_logits
 from safetensors import safe_open
 
 from eagle_rt.bench.grow.__main__ import grow
+from eagle_rt.bench.grow.in_memory import grown_models
 from eagle_rt.bench.grow.shapes import GrownShape, layer_places
+from eagle_rt.engine.build import prepared_core
 from eagle_rt.engine.core import run_to_end
+from eagle_rt.engine.load import model_info
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.models.spec import read_config
 
@@ -43,6 +46,16 @@ def test_text_and_acceptance_are_the_small_ones(grown: Path, built_in: Path) -> 
         results.append((texts, metrics.accepted_per_position, metrics.num_drafts))
     assert results[0] == results[1]
     assert results[0][2] > 0
+
+
+def test_a_pair_grown_in_memory_is_the_one_on_disk(grown: Path, built_in: Path) -> None:
+    config = make_config(grown / "target", grown / "eagle3", (3, 2, 8), dtype="float32")
+    models = grown_models(SHAPE, model_info(make_config(built_in / "target")), torch.float32, "cpu", 256)
+    sampling = [SamplingParams(temperature=0, max_new_tokens=24)] * 3
+    expected = make_core(grown / "target", grown / "eagle3", (3, 2, 8))
+    found = prepared_core(models, config)[0]
+    assert run_to_end(found, PROMPTS, sampling) == run_to_end(expected, PROMPTS, sampling)
+    assert found.current_metrics().accepted_per_position == expected.current_metrics().accepted_per_position
 
 
 def test_without_speculation_too(grown: Path, built_in: Path) -> None:

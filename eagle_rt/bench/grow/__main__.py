@@ -45,6 +45,12 @@ def large_config(config: dict[str, Any], shape: GrownShape, dtype: torch.dtype) 
     }
 
 
+def large_configs(target_dir: Path, head_dir: Path, shape: GrownShape, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Any]]:
+    """config.json of the large target and of the large head."""
+    target, head = (large_config(flat_config(read_config(source)), shape, dtype) for source in (target_dir, head_dir))
+    return {**target, "num_hidden_layers": shape.num_layers}, {**head, "draft_vocab_size": shape.draft_vocab_size}
+
+
 def write_checkpoint(tensors: Iterator[tuple[str, Tensor]], directory: Path, dtype: torch.dtype) -> None:
     """Shards of a few GB and their index; one shard is in memory at a time."""
     weight_map: dict[str, str] = {}
@@ -75,17 +81,13 @@ def grow(target_dir: Path, head_dir: Path, shape: GrownShape, output: Path, dtyp
     Raises:
         ValueError: the small pair does not fit into the shape, or has parts that cannot be grown.
     """
-    for name, source, rename, tensors_of in (
-        ("target", target_dir, str, grown_target),
-        ("eagle3", head_dir, head_name, grown_head),
+    large_target, large_head = large_configs(target_dir, head_dir, shape, dtype)
+    for name, source, rename, tensors_of, large in (
+        ("target", target_dir, str, grown_target, large_target),
+        ("eagle3", head_dir, head_name, grown_head, large_head),
     ):
         config = flat_config(read_config(source))
         small = Checkpoint(source, torch.float32, "cpu", name, rename)
-        large = large_config(config, shape, dtype)
-        if name == "target":
-            large["num_hidden_layers"] = shape.num_layers
-        else:
-            large["draft_vocab_size"] = shape.draft_vocab_size
         directory = output / name
         directory.mkdir(parents=True, exist_ok=True)
         write_checkpoint(tensors_of(small, config, shape), directory, dtype)

@@ -30,12 +30,12 @@ class Grower:
     """Makes the tensors of a grown model one by one, from those of the small one."""
 
     def __init__(self, small: Checkpoint, sizes: Sizes) -> None:
-        self._small, self._sizes = small, sizes
+        self._small, self._sizes, self._device = small, sizes, small.device
 
     def random(self, name: str, *shape: int) -> Tensor:
-        """New weights: a function of the tensor's name."""
-        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        return torch.randn(*shape, generator=generator) * WEIGHT_SCALE
+        """New weights: a function of the tensor's name, and of the kind of device."""
+        generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
+        return torch.randn(*shape, generator=generator, device=self._device) * WEIGHT_SCALE
 
     def table(self, name: str, num_small: int, num_large: int) -> Tensor:
         """Embeddings: known tokens have the constant and nothing else past the small size."""
@@ -75,7 +75,7 @@ class Grower:
     def writer(self, name: str, columns: Tensor, num_large: int) -> Tensor:
         """A projection to the residual stream: nothing but the small one's columns may write, and only to its dimensions."""
         s = self._sizes
-        weight = torch.zeros(s.large.hidden_size, num_large)
+        weight = torch.zeros(s.large.hidden_size, num_large, device=self._device)
         weight[: s.small.hidden_size, columns] = self._small.take(name, (s.small.hidden_size, len(columns)))
         return weight
 
@@ -86,7 +86,7 @@ class Grower:
         kv_size = large.num_kv_heads * large.head_dim
         query = self.reader(f"{small_name}self_attn.q_proj.weight", s.query_rows, large.num_heads * large.head_dim, num_parts)
         # Of the large head's dimensions the query has only the small one's, so that the key's random rest does not matter.
-        kept = torch.zeros(len(query), 1)
+        kept = torch.zeros(len(query), 1, device=self._device)
         kept[s.query_rows] = s.query_scale
         yield f"{large_name}self_attn.q_proj.weight", query * kept
         yield (
@@ -123,10 +123,10 @@ class Grower:
         }
         for name, shape in shapes.items():
             yield f"{large_name}{name}.weight", self.random(large_name + name, *shape)
-        yield f"{large_name}self_attn.o_proj.weight", torch.zeros(size, num_heads)
-        yield f"{large_name}mlp.down_proj.weight", torch.zeros(size, large.intermediate_size)
+        yield f"{large_name}self_attn.o_proj.weight", torch.zeros(size, num_heads, device=self._device)
+        yield f"{large_name}mlp.down_proj.weight", torch.zeros(size, large.intermediate_size, device=self._device)
         for name in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{large_name}{name}.weight", torch.ones(size)
+            yield f"{large_name}{name}.weight", torch.ones(size, device=self._device)
 
 
 def grown_target(small: Checkpoint, config: dict[str, Any], shape: GrownShape) -> Iterator[tuple[str, Tensor]]:
