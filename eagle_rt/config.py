@@ -117,9 +117,10 @@ class EngineConfig:
 
     attention_backend: str = option(
         "execution",
-        "torch: torch's own attention, sequence by sequence. triton: our kernel, all sequences in one launch. auto: torch.",
+        "torch: torch's own attention, sequence by sequence. triton: our kernel, all sequences in one launch, and captured steps. "
+        "flashinfer: its fa2 kernel, planned on the host. auto: torch, until the others have been measured.",
         "auto",
-        choices=["auto", "torch", "triton"],
+        choices=["auto", "torch", "triton", "flashinfer"],
     )
     cuda_graph_max_bs: int | None = option(
         "execution",

@@ -9,16 +9,21 @@ from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.attention.reference import ReferenceAttention
 
 
-def attention_backend(name: str, device: str, dtype: torch.dtype) -> AttentionBackend:
-    """auto is torch's own attention: the Triton kernel has not been measured on a GPU yet.
+def attention_backend(name: str, device: str, dtype: torch.dtype, head_dims: set[int]) -> AttentionBackend:
+    """auto is torch's own attention: the others have not been measured on a GPU yet.
 
     Raises:
-        ValueError: the backend cannot run here.
+        ValueError: the backend cannot run here, or not with heads of these sizes.
     """
-    if name != "triton":
-        return ReferenceAttention(dtype)
-    if importlib.util.find_spec("triton") is None:
-        raise ValueError("--attention-backend triton: triton is not installed here; pip install triton, or use torch")
+    if name == "triton":
+        return triton_attention(device)
+    if name == "flashinfer":
+        return flashinfer_attention(device, dtype, head_dims)
+    return ReferenceAttention(dtype)
+
+
+def triton_attention(device: str) -> AttentionBackend:
+    require_package("triton")
     if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError(
             "--attention-backend triton needs a GPU; use torch, or set TRITON_INTERPRET=1 to try the kernel, slowly, on a CPU"
@@ -26,3 +31,23 @@ def attention_backend(name: str, device: str, dtype: torch.dtype) -> AttentionBa
     from eagle_rt.attention.triton import TritonAttention  # not everywhere is triton installed
 
     return TritonAttention()
+
+
+def flashinfer_attention(device: str, dtype: torch.dtype, head_dims: set[int]) -> AttentionBackend:
+    from eagle_rt.attention.flashinfer import HEAD_DIMS, FlashInferAttention, wrappers_on
+
+    if device != "cuda":
+        raise ValueError("--attention-backend flashinfer needs a GPU; use torch")
+    if dtype == torch.float32:
+        raise ValueError("--attention-backend flashinfer computes in bfloat16 or float16 only; add --dtype bfloat16, or use triton")
+    unsupported = sorted(head_dims - set(HEAD_DIMS))
+    if unsupported:
+        raise ValueError(f"--attention-backend flashinfer has no kernel for heads of {unsupported[0]} dimensions; use triton")
+    require_package("flashinfer")
+    return FlashInferAttention(wrappers_on(device))
+
+
+def require_package(name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        package = "flashinfer-python" if name == "flashinfer" else name
+        raise ValueError(f"--attention-backend {name}: {name} is not installed here; pip install {package}, or use torch")

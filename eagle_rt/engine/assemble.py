@@ -36,7 +36,8 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
         )
     limits = scheduler_limits(config, spec, head, tree_shape, dtype, models.context_length)
     pool = make_pool(spec.num_layers, spec.shape, limits, dtype, device)
-    backend = attention_backend(config.attention_backend, device, dtype)
+    head_dims = {spec.shape.head_dim} | ({head.shape.head_dim} if head else set())
+    backend = attention_backend(config.attention_backend, device, dtype, head_dims)
     operations = step_operations(config.attention_backend)
     drafter = None
     if head:

@@ -1,12 +1,17 @@
 """Every backend serves the same text."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
 from engines import make_core, random_prompts, run
 
+from eagle_rt.attention.flashinfer import FlashInferAttention
+from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.select import attention_backend
+from eagle_rt.batch import Batch, HostRows
+from eagle_rt.cache.pool import KVPool
 from eagle_rt.engine.request import SamplingParams
 
 
@@ -21,7 +26,75 @@ def test_the_kernel_serves_what_torch_serves(target_dir: Path, head_dir: Path, t
     )
 
 
-def test_a_backend_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+REASONS = {
+    "needs a GPU; use torch, or set": ("triton", "cpu", torch.float32, {64}),
+    "flashinfer needs a GPU": ("flashinfer", "cpu", torch.bfloat16, {64}),
+    "computes in bfloat16 or float16 only": ("flashinfer", "cuda", torch.float32, {64}),
+    "no kernel for heads of 80 dimensions": ("flashinfer", "cuda", torch.bfloat16, {64, 80}),
+    "flashinfer is not installed here; pip install flashinfer-python": ("flashinfer", "cuda", torch.bfloat16, {128}),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_backend_that_cannot_run_says_why(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(ValueError, match="needs a GPU"):
-        attention_backend("triton", "cpu", torch.float32)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "flashinfer" else object())
+    with pytest.raises(ValueError, match=reason):
+        attention_backend(*REASONS[reason])
+
+
+class WrapperOnPaper:
+    """FlashInfer's `BatchPrefillWithPagedKVCacheWrapper` by its documentation, in loops: pages of one row, NHD, a flat mask."""
+
+    def plan(self, query_starts, kv_starts, slots, last_page_lens, heads, kv_heads, head_dim, page_size, **options) -> None:
+        assert page_size == 1
+        assert last_page_lens.tolist() == [1] * (len(query_starts) - 1)
+        assert all(values.dtype == torch.int32 for values in (query_starts, kv_starts, slots, last_page_lens))
+        assert options["causal"] == (options["custom_mask"] is None)
+        self.query_starts, self.kv_starts, self.slots = query_starts.tolist(), kv_starts.tolist(), slots.tolist()
+        self.group, self.options = heads // kv_heads, options
+
+    def run(self, queries, cache, out):
+        assert cache.shape[1:3] == (2, 1)
+        bit = 0
+        for start, stop, kv_start, kv_stop in zip(
+            self.query_starts, self.query_starts[1:], self.kv_starts, self.kv_starts[1:], strict=False
+        ):
+            rows = self.slots[kv_start:kv_stop]
+            for row in range(start, stop):
+                seen = [column <= len(rows) - (stop - row) for column in range(len(rows))]
+                if self.options["window_left"] >= 0:
+                    last = len(rows) - (stop - row)
+                    seen = [sees and last - column <= self.options["window_left"] for column, sees in enumerate(seen)]
+                if self.options["custom_mask"] is not None:
+                    seen = self.options["custom_mask"][bit : bit + len(rows)].tolist()
+                    bit += len(rows)
+                chosen = [slot for slot, sees in zip(rows, seen, strict=True) if sees]
+                for head in range(queries.shape[1]):
+                    keys, values = cache[chosen, 0, 0, head // self.group], cache[chosen, 1, 0, head // self.group]
+                    weights = (keys @ queries[row, head] / queries.shape[2] ** 0.5).softmax(0)
+                    out[row, head] = weights @ values
+        assert self.options["custom_mask"] is None or bit == len(self.options["custom_mask"])
+        return out
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_flashinfer_is_asked_for_what_torch_computes(is_tree: bool, window: int | None) -> None:
+    """As far as a machine without a GPU can tell."""
+    generator = torch.Generator().manual_seed(0)
+    pool = KVPool(2, 40, 2, 8, torch.float32, "cpu")
+    pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
+    rows = HostRows((9, 4), (slice(3, 12), torch.tensor([30, 2, 17, 25])))
+    mask = None
+    if is_tree:
+        mask = torch.rand(2, 3, 3, generator=generator) < 0.5
+        mask[:, [0, 1, 2], [0, 1, 2]] = True
+    positions = torch.tensor([6, 7, 8, 1, 2, 3])
+    batch = Batch(positions, positions, positions, (0, 3, 6), rows, mask)
+    queries = torch.randn(6, 4, 8, generator=generator)
+    expected, found = (
+        backend.run(queries, 1, backend.plan(batch, pool), window)
+        for backend in (ReferenceAttention(torch.float32), FlashInferAttention(WrapperOnPaper))
+    )
+    torch.testing.assert_close(found, expected)
