@@ -3,7 +3,7 @@
 `python benchmarks/cpu.py --dataset gsm8k --dataset-dir PROMPTS` prints a table and writes JSON to benchmarks/results/. All of them
 run in turns, several times, in one run; a ratio is the median of the ratios within a turn. With `--openvino-python` and
 `--openvino-models` (a folder with an exported `target` and `head`) OpenVINO GenAI takes its turns too. Any option of the engine may
-be given as well.
+be given as well; with `--enable-torch-compile` everything runs eagerly in the same turns too, and the texts are compared.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench_speculative import environment
+from eagle_rt.bench.lossless import gaps_where_parted
 from eagle_rt.bench.report import print_table
-from eagle_rt.bench.sweep import Measurement, Setting, measure_once, rows
+from eagle_rt.bench.sweep import Measurement, Setting, core_for, measure_once, rows
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import DTYPES, NO_SPECULATION, TreeShape, add_flags, config_from_args, resolve_device
+from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.engine.request import SamplingParams
 
@@ -109,7 +112,10 @@ def main() -> None:
         for mode in args.openvino_modes:
             peers[f"openvino {mode}"] = lambda prompts, count, mode=mode: openvino.rate(mode, prompts, count)
     trees = [TreeShape(*map(int, tree.split(","))) for tree in args.trees]
-    measurements = [Measurement(Setting(1, tree)) for tree in (NO_SPECULATION, *trees)]
+    settings = [Setting(1, tree) for tree in (NO_SPECULATION, *trees)]
+    measurements, eager_measurements = [[Measurement(setting) for setting in settings] for _ in range(2)]
+    eager_config = replace(config, enable_torch_compile=False)
+    eager_models = load_models(eager_config, info) if config.enable_torch_compile else None
 
     rates: dict[str, list[float]] = {name: [] for name in peers}
     for rate in peers.values():
@@ -119,8 +125,29 @@ def main() -> None:
             rates[name].append(rate(workload.prompts, args.max_new_tokens))
         for measurement in measurements:
             measure_once(models, config, measurement, workload, sampling)
+        if eager_models:
+            for measurement in eager_measurements:
+                measure_once(eager_models, eager_config, measurement, workload, sampling)
 
     table = rows(measurements)
+    comparison = {}
+    if eager_models:
+        eager_table = rows(eager_measurements)
+        print("eager:")
+        print_table(eager_table)
+        comparison = {"eager_rows": eager_table, "compiled_over_eager": []}
+        for setting, compiled, eager in zip(settings, measurements, eager_measurements, strict=True):
+            texts, eager_texts = (
+                run_to_end(core_for(some, its_config, setting), workload.prompts, [sampling] * len(workload.prompts))
+                for some, its_config in ((models, config), (eager_models, eager_config))
+            )
+            ratio = statistics.median(rate / base for rate, base in zip(compiled.rates, eager.rates, strict=True))
+            gaps = gaps_where_parted(eager_models, workload.prompts, eager_texts, texts)
+            comparison["compiled_over_eager"].append(
+                {"tree": str(setting.tree), "ratio": round(ratio, 3), "gaps_where_different": gaps}
+            )
+            print(f"tree {setting.tree}: compiled {ratio:.2f} times as fast as eager; gaps where texts differ: {gaps}")
+        print("compiled:")
     peer_rows = [peer_row(name, its_rates, measurements[0].rates) for name, its_rates in rates.items()]
     print_table(table)
     for row in peer_rows:
@@ -136,6 +163,7 @@ def main() -> None:
             "num_prompts": len(workload.prompts),
         },
         "peers": peer_rows,
+        **comparison,
         "rows": table,
     }
     args.output.mkdir(exist_ok=True)

@@ -89,7 +89,7 @@ def flat_mask(batch: Batch, rows: HostRows, window: int | None) -> Tensor:
 
 
 def wrappers_on(device: str) -> Callable[[], Any]:
-    """FlashInfer's wrappers over one workspace: of two passes on one stream only one runs at a time. It is not installed everywhere."""
+    """FlashInfer's wrappers over one workspace: of two passes on one stream only one runs at a time. Needs flashinfer."""
     from flashinfer import BatchPrefillWithPagedKVCacheWrapper  # pyright: ignore[reportAttributeAccessIssue]
 
     workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)

@@ -24,6 +24,7 @@ from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.kernels.noise import gumbel_noise
+from eagle_rt.models.reading import read_texts
 from eagle_rt.speculate.sampler import filter_tokens
 
 NEAR_TIE = 1e-4
@@ -65,6 +66,24 @@ def variants(trees: list[TreeShape]) -> list[Variant]:
     """No speculation and every tree, alone and in a batch, with the prefix cache on and off, and with prompts in small chunks."""
     settings = [(1, False, 512), (16, True, 512), (16, False, 16)]
     return [Variant(tree, *setting) for tree in (NO_SPECULATION, *trees) for setting in settings]
+
+
+@torch.inference_mode()
+def gaps_where_parted(models: LoadedModels, prompts: list[Text], texts: list[Text], others: list[Text]) -> list[float]:
+    """For every prompt with two different greedy replies, how far apart the target's logits of both tokens are where they part;
+    infinity where one reply just ends."""
+    gaps = []
+    for prompt, text, other in zip(prompts, texts, others, strict=True):
+        if text == other:
+            continue
+        place = next((index for index, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), None)
+        if place is None:
+            gaps.append(float("inf"))
+            continue
+        hidden = read_texts(models.target, [prompt + text[:place]], ()).hidden[-1:]
+        logits = models.target.logits(hidden)[0]
+        gaps.append(abs(float(logits[text[place]] - logits[other[place]])))
+    return gaps
 
 
 def generate(

@@ -1,0 +1,127 @@
+"""Kernels on a GPU: attention against FlashInfer and torch, and the small ones against the bytes that they must move."""
+
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from eagle_rt.attention.base import AttentionBackend
+from eagle_rt.attention.flashinfer import FlashInferAttention, wrappers_on
+from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.attention.triton import TritonAttention
+from eagle_rt.batch import Batch, HostRows
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
+from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
+from eagle_rt.kernels.triton.silu_and_mul import silu_and_mul
+from eagle_rt.kernels.triton.top_children import top_children
+
+
+def seconds_of(run: Callable[[], object], device: str, repeats: int = 30) -> float:
+    """Median time of a call, between events on a GPU; what it needs to warm up has then happened."""
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repeats):
+        if device == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1000)
+        else:
+            begin = time.perf_counter()
+            run()
+            times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def copy_rate(device: str, num_bytes: int) -> float:
+    """Bytes read and written per second by a large copy: the ceiling for everything that moves bytes."""
+    source = torch.empty(num_bytes // 2, dtype=torch.bfloat16, device=device).normal_()
+    target = torch.empty_like(source)
+    return 2 * num_bytes / seconds_of(lambda: target.copy_(source), device)
+
+
+def tree_batch(contexts: list[int], num_nodes: int, device: str) -> Batch:
+    """Random trees over the last rows of sequences that lie side by side."""
+    lengths = [context + num_nodes for context in contexts]
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    mask = torch.rand(len(contexts), num_nodes, num_nodes, device=device).tril() < 0.3
+    mask |= torch.eye(num_nodes, dtype=torch.bool, device=device)
+    positions = torch.zeros(len(contexts) * num_nodes, dtype=torch.int64, device=device)
+    rows = HostRows(tuple(lengths), tuple(slice(end - length, end) for end, length in zip(ends, lengths, strict=True)))
+    starts = tuple(range(0, len(positions) + 1, num_nodes))
+    return Batch(positions, positions, positions, starts, rows, mask)
+
+
+def backends(device: str, dtype: torch.dtype) -> dict[str, AttentionBackend]:
+    found: dict[str, AttentionBackend] = {"triton": TritonAttention(), "torch": ReferenceAttention(dtype)}
+    if device == "cuda" and importlib.util.find_spec("flashinfer"):
+        found["flashinfer"] = FlashInferAttention(wrappers_on(device))
+    return found
+
+
+def attention_rows(
+    device: str, dtype: torch.dtype, heads: tuple[int, int, int], batches: list[int], contexts: list[int], nodes: list[int]
+) -> Iterator[dict[str, Any]]:
+    """Microseconds of one layer's attention with the plan made beforehand, and its error against torch in float32."""
+    for batch_size in batches:
+        for context in contexts:
+            for num_nodes in nodes:
+                yield attention_row(device, dtype, heads, [context] * batch_size, num_nodes)
+
+
+def attention_row(
+    device: str, dtype: torch.dtype, heads: tuple[int, int, int], lengths: list[int], num_nodes: int
+) -> dict[str, Any]:
+    num_heads, num_kv_heads, head_dim = heads
+    batch = tree_batch(lengths, num_nodes, device)
+    pool, precise = (
+        KVPool(1, sum(lengths) + len(lengths) * num_nodes, num_kv_heads, head_dim, precision, device)
+        for precision in (dtype, torch.float32)
+    )
+    pool.storage.normal_()
+    precise.storage.copy_(pool.storage)
+    queries = torch.randn(len(batch.tokens), num_heads, head_dim, device=device).to(dtype)
+    reference = ReferenceAttention(torch.float32)
+    expected = reference.run(queries.float(), 0, reference.plan(batch, precise), None)
+    row: dict[str, Any] = {"batch_size": len(lengths), "context": lengths[0], "nodes": num_nodes, "bytes": pool.storage.nbytes}
+    for name, backend in backends(device, dtype).items():
+        plan = backend.plan(batch, pool)
+        error = (backend.run(queries, 0, plan, None).float() - expected).norm() / expected.norm()
+        seconds = seconds_of(partial(backend.run, queries, 0, plan, None), device)
+        row |= {f"{name}_us": round(1e6 * seconds, 1), f"{name}_error": float(error)}
+    return row
+
+
+def small_kernel_rows(
+    device: str, dtype: torch.dtype, rows: list[int], hidden: int, inner: int, vocab: int
+) -> Iterator[dict[str, Any]]:
+    """Microseconds of the kernels around the products, and the bytes that each must move."""
+    for num_rows in rows:
+        for name, (call, num_bytes) in small_kernels(device, dtype, num_rows, hidden, inner, vocab).items():
+            yield {"kernel": name, "rows": num_rows, "us": round(1e6 * seconds_of(call, device), 1), "bytes": num_bytes}
+
+
+def small_kernels(
+    device: str, dtype: torch.dtype, num_rows: int, hidden: int, inner: int, vocab: int
+) -> dict[str, tuple[Callable[[], object], int]]:
+    x, weight = torch.randn(num_rows, hidden, device=device).to(dtype), torch.randn(hidden, device=device).to(dtype)
+    gate = torch.randn(num_rows, 2 * inner, device=device).to(dtype)
+    logits = torch.randn(1, num_rows, vocab, device=device)
+    draft_logits = logits[..., :32000].to(dtype)
+    nothing = torch.full((1, num_rows), -torch.inf, device=device)
+    temperature, seeds = torch.ones(1, device=device), torch.ones(1, dtype=torch.int64, device=device)
+    positions, scores = torch.ones(1, num_rows, dtype=torch.int64, device=device), torch.zeros(1, num_rows, device=device)
+    return {
+        "add_rms_norm": (lambda: add_rms_norm(x, x, weight, 1e-5), 4 * x.nbytes),
+        "silu_and_mul": (lambda: silu_and_mul(gate), gate.nbytes * 3 // 2),
+        "gumbel_argmax": (lambda: gumbel_argmax(logits, temperature, nothing, seeds, positions), logits.nbytes),
+        "top_children": (lambda: top_children(draft_logits, scores, 8), draft_logits.nbytes),
+    }
