@@ -29,6 +29,7 @@ from gpu_kernels import attention_rows, copy_rate, small_kernel_rows
 
 from eagle_rt.bench.grow.in_memory import grown_models
 from eagle_rt.bench.grow.shapes import SHAPES
+from eagle_rt.bench.lossless import gaps_where_parted
 from eagle_rt.bench.report import print_table
 from eagle_rt.bench.sweep import Measurement, Setting, core_for, measure_once, rows
 from eagle_rt.bench.workload import Workload, load_workload
@@ -104,7 +105,7 @@ def parity(bench: Bench) -> dict[str, Any]:
 
 
 def exactness(bench: Bench) -> dict[str, Any]:
-    """Greedy texts: captured steps against eager ones bit for bit, and trees against plain decoding with the gaps of what differs."""
+    """Greedy texts: captured steps against eager ones, bit for bit; trees against plain decoding, with the gaps where they part."""
     prompts = bench.workload.prompts
     sampling = [bench.sampling] * len(prompts)
     plain = run_to_end(bench.core(NO_SPECULATION, 4), prompts, sampling)
@@ -112,12 +113,8 @@ def exactness(bench: Bench) -> dict[str, Any]:
     for tree in (NO_SPECULATION, *bench.trees):
         captured = run_to_end(bench.core(tree, 4), prompts, sampling)
         eager = run_to_end(bench.core(tree, 4, disable_cuda_graph=True), prompts, sampling)
-        gaps = [
-            gap(bench.models, prompt, text, own) for prompt, text, own in zip(prompts, plain, captured, strict=True) if text != own
-        ]
-        found.append(
-            {"tree": str(tree), "graph_equals_eager": captured == eager, "texts": len(prompts), "gaps_where_different": gaps}
-        )
+        gaps = gaps_where_parted(bench.models, prompts, plain, captured)
+        found.append({"tree": str(tree), "graph_equals_eager": captured == eager, "gaps_where_different": gaps})
     return {"rows": found}
 
 

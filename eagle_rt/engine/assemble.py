@@ -8,6 +8,7 @@ import torch
 from eagle_rt.attention.select import attention_backend
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.config import EngineConfig, TreeShape, resolve_tree, unused_options
+from eagle_rt.engine.capture import graph_bytes
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.runner import Runner
@@ -91,7 +92,8 @@ def scheduler_limits(
             KVPool.bytes_per_slot(num_layers, shape.num_kv_heads, shape.head_dim, dtype) for num_layers, shape in shapes
         )
         useful = config.max_running_requests * (context_length + tree_shape.num_scratch_rows + config.page_size)
-        num_tokens = min(cache_bytes(config) // slot_bytes, useful)
+        spared = graph_bytes(config, spec, tree_shape, dtype)
+        num_tokens = min(max(0, cache_bytes(config) - spared) // slot_bytes, useful)
     limits = SchedulerLimits(
         page_size=config.page_size,
         num_pages=num_tokens // config.page_size,

@@ -4,11 +4,13 @@ import time
 
 import torch
 
-from eagle_rt.config import EngineConfig
+from eagle_rt.config import EngineConfig, TreeShape
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.graphs import GraphLimits, StepGraphs, default_batch_sizes
+from eagle_rt.models.spec import ModelSpec
 
 DEFAULT_MAX_BATCH = 8
+ATTENTION_PARTS_BYTES = 256 * 2**20
 
 
 def graph_batch_sizes(config: EngineConfig) -> list[int]:
@@ -23,6 +25,18 @@ def captures_steps(config: EngineConfig) -> bool:
     return config.device == "cuda" and config.attention_backend == "triton" and not config.disable_cuda_graph
 
 
+def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dtype: torch.dtype) -> int:
+    """About what the captured steps will take, so that the cache leaves it: the largest batch's logits, the attention's parts and a
+    layer's activations, in which the smaller batches then live too."""
+    if not captures_steps(config):
+        return 0
+    shape = spec.shape
+    num_rows = max(graph_batch_sizes(config)) * max(tree_shape.num_draft_tokens, tree_shape.top_k)
+    logits = 2 * spec.vocab_size * (dtype.itemsize + 4)
+    layer = (8 * shape.hidden_size + 4 * shape.intermediate_size + 4 * shape.num_heads * shape.head_dim) * dtype.itemsize
+    return num_rows * (logits + layer) + ATTENTION_PARTS_BYTES
+
+
 def capture_steps(core: EngineCore, config: EngineConfig) -> list[str]:
     """Give the engine captured steps; what was captured, and in what time. Where capturing fails steps stay eager, unless --strict.
 
@@ -32,7 +46,8 @@ def capture_steps(core: EngineCore, config: EngineConfig) -> list[str]:
     limits = core.scheduler.limits
     graph_limits = GraphLimits(
         page_size=limits.page_size,
-        max_pages=limits.pages_for(limits.context_length + limits.num_scratch),
+        # A step is launched before it is known what the one ahead of it gains.
+        max_pages=limits.pages_for(limits.context_length + limits.num_scratch + core.runner.tree_shape.max_depth + 1),
         num_scratch=limits.num_scratch,
         padding_page=limits.num_pages,
         padding_state=limits.max_running,

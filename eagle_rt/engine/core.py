@@ -1,11 +1,21 @@
 """The engine without its surroundings: requests in, token events out, one step at a time."""
 
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.request import Request, SamplingParams, TokenEvent
 from eagle_rt.engine.runner import Runner
-from eagle_rt.engine.scheduler import Scheduler
+from eagle_rt.engine.scheduler import Scheduler, StepPlan, StepResult
+
+
+@dataclass(frozen=True)
+class LaunchedStep:
+    """A captured step that is running; `result` waits for it."""
+
+    plan: StepPlan
+    result: Callable[[], StepResult]
 
 
 class EngineCore:
@@ -15,12 +25,13 @@ class EngineCore:
         self.scheduler = scheduler
         self.runner = runner
         self.metrics = EngineMetrics()
+        self._launched: LaunchedStep | None = None
         self._vocab_size = vocab_size
         self._seeds = random.Random(random_seed)
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self._launched is not None
 
     def submit(self, request_id: str, prompt: list[int], sampling: SamplingParams) -> None:
         """Put a request in line.
@@ -40,19 +51,31 @@ class EngineCore:
         return TokenEvent(request.id, [], request.stats, request.finish_reason) if request else None
 
     def step(self) -> list[TokenEvent]:
-        """Plan, run, commit."""
+        """Plan, run, commit. A captured step is launched before the one ahead of it is read: its events come one call later."""
+        launched = self._launched
+        if launched:
+            plan = self.scheduler.plan_ahead(launched.plan, self.runner.tree_shape.max_depth + 1)
+            self._launched = LaunchedStep(plan, self.runner.launch(plan, follows=True)) if plan else None
+            return self._commit(launched.plan, launched.result())
         plan = self.scheduler.plan()
         if not plan:
             return []
-        result = self.runner.run(plan)
+        if self.runner.can_run_ahead(plan):
+            self._launched = LaunchedStep(plan, self.runner.launch(plan, follows=False))
+            return []
+        return self._commit(plan, self.runner.run(plan))
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
+        has_left = [request.finish_reason is not None for request in plan.decodes]
         events = self.scheduler.commit(plan, result)
 
         metrics = self.metrics
         metrics.num_steps += 1
         metrics.num_decode_steps += bool(plan.decodes)
         metrics.num_prompt_tokens += sum(chunk.stop - chunk.start for chunk in plan.chunks)
-        for tokens, is_broken in zip(result.decoded, result.broken, strict=True):
-            metrics.count_decode(len(tokens) - 1, result.num_drafted, is_broken)
+        for tokens, is_broken, is_gone in zip(result.decoded, result.broken, has_left, strict=True):
+            if not is_gone:
+                metrics.count_decode(len(tokens) - 1, result.num_drafted, is_broken)
         metrics.num_generated_tokens += sum(len(event.tokens) for event in events)
         metrics.num_finished += sum(event.finish_reason is not None for event in events)
         metrics.num_cached_prompt_tokens += sum(event.stats.num_prompt_tokens_cached for event in events if event.finish_reason)

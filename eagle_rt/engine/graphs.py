@@ -1,5 +1,6 @@
 """Decode steps captured as CUDA graphs: one replay drafts, verifies and keeps, and the host reads its result once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from eagle_rt.engine.request import Request
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.speculate.sequences import DecodeSequences, DeviceCache
 from eagle_rt.speculate.step import Stepper
+from eagle_rt.tree.verify import Acceptance
 
 
 @dataclass(frozen=True)
@@ -28,35 +30,50 @@ class GraphLimits:
 
 
 class StepInputs:
-    """Everything a step reads, at fixed places on the device, filled through pinned host memory."""
+    """Everything a step reads, at fixed places on the device, filled through pinned host memory.
+
+    Host memory that a copy may still be reading is left alone: there are two of everything, used in turns, and no step is launched
+    before the last but one has been read.
+    """
 
     def __init__(self, batch_size: int, limits: GraphLimits, device: str) -> None:
         self._limits = limits
-        is_pinned = device == "cuda"
-        self._host = (
-            torch.zeros(5, batch_size, dtype=torch.int64, pin_memory=is_pinned),
-            torch.zeros(3, batch_size, dtype=torch.float32, pin_memory=is_pinned),
-            torch.zeros(batch_size, limits.max_pages, dtype=torch.int32, pin_memory=is_pinned),
-        )
-        self._device = tuple(part.to(device) for part in self._host)
+        is_pinned, max_pages = device == "cuda", limits.max_pages
+        self._hosts = [
+            (
+                torch.zeros(5, batch_size, dtype=torch.int64, pin_memory=is_pinned),
+                torch.zeros(3, batch_size, dtype=torch.float32, pin_memory=is_pinned),
+                torch.zeros(batch_size, max_pages, dtype=torch.int32, pin_memory=is_pinned),
+            )
+            for _ in range(2)
+        ]
+        self._device = tuple(part.to(device) for part in self._hosts[0])
         self.fill(())
 
     def fill(self, requests: tuple[Request, ...]) -> None:
         """Put requests into the first rows, and padding into the others."""
-        integers, floats, pages = self._host
+        integers, floats, _ = self._hosts[0]
         integers.zero_()
         integers[2].fill_(self._limits.padding_state)
         floats.zero_()
         floats[1].fill_(1.0)
-        pages.fill_(self._limits.padding_page)
         for row, request in enumerate(requests):
             sampling = request.sampling
             own = (request.tokens[-1], request.num_cached, request.state_row, request.seed, max(sampling.top_k, 0))
             integers[:, row] = torch.tensor(own)
             floats[:, row] = torch.tensor((sampling.temperature, sampling.top_p, sampling.min_p))
+        self._device[0].copy_(integers, non_blocking=True)
+        self._device[1].copy_(floats, non_blocking=True)
+        self.fill_pages(requests)
+
+    def fill_pages(self, requests: tuple[Request, ...]) -> None:
+        """Only tell which pages they have; all else is as the last step left it."""
+        pages = self._hosts[0][2]
+        pages.fill_(self._limits.padding_page)
+        for row, request in enumerate(requests):
             pages[row, : len(request.pages)] = torch.tensor(request.pages, dtype=torch.int32)
-        for host, device in zip(self._host, self._device, strict=True):
-            device.copy_(host, non_blocking=True)
+        self._device[2].copy_(pages, non_blocking=True)
+        self._hosts.reverse()
 
     def sequences(self) -> DecodeSequences:
         """The sequences that are filled in at the time when the device gets there."""
@@ -69,6 +86,14 @@ class StepInputs:
         cache = DeviceCache(num_cached.int(), pages, page_size)
         return DecodeSequences(root_tokens, num_cached, cache, scratch_slots, state_rows, sampling)
 
+    def advance(self, acceptance: Acceptance) -> None:
+        """Make the sequences those of the next step, without the host."""
+        root_tokens, num_cached, state_rows = self._device[0][:3]
+        last_tokens = acceptance.tokens.gather(1, acceptance.num_accepted[:, None])[:, 0]
+        is_real = state_rows != self._limits.padding_state
+        root_tokens.copy_(torch.where(is_real, last_tokens, root_tokens))
+        num_cached.add_(acceptance.num_emitted * is_real)
+
 
 class StepGraph:
     """A step of up to `batch_size` requests. On a CPU, which has no graphs, it is the same callable run eagerly."""
@@ -78,6 +103,7 @@ class StepGraph:
         self._inputs = StepInputs(batch_size, limits, device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._output = self._step()
+        self._hosts = [torch.empty_like(self._output, device="cpu", pin_memory=device == "cuda") for _ in range(2)]
         if device == "cuda":
             # Once more, so that no kernel is compiled and no workspace made while the stream is captured.
             self._step()
@@ -91,17 +117,34 @@ class StepGraph:
         """The memory that graphs which never run at the same time can share."""
         return self._graph.pool() if self._graph else None
 
-    def run(self, requests: tuple[Request, ...]) -> Tensor:
-        """`StepOutcome.rows` of the requests; overwritten by the next run."""
-        self._inputs.fill(requests)
+    def launch(self, requests: tuple[Request, ...], *, follows: bool) -> Callable[[], list[list[int]]]:
+        """Start a step; the returned function waits for it and gives `StepOutcome.rows`, a row for each request.
+
+        follows: the last launch was of the same requests, and this one goes on from where that leaves them, which the host need
+        not know yet. At most two steps may be waiting to be read.
+        """
+        (self._inputs.fill_pages if follows else self._inputs.fill)(requests)
         if self._graph:
             self._graph.replay()
         else:
             self._output.copy_(self._step())
-        return self._output[: len(requests)]
+        self._hosts.reverse()
+        host, event = self._hosts[0], torch.cuda.Event() if self._graph else None
+        host.copy_(self._output, non_blocking=True)
+        if event:
+            event.record()
+
+        def read() -> list[list[int]]:
+            if event:
+                event.synchronize()
+            return host[: len(requests)].tolist()
+
+        return read
 
     def _step(self) -> Tensor:
-        return self._stepper.step(self._inputs.sequences()).rows
+        outcome = self._stepper.step(self._inputs.sequences())
+        self._inputs.advance(outcome.acceptance)
+        return outcome.rows
 
 
 class StepGraphs:

@@ -98,12 +98,26 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
     context_length = config.context_length or spec.max_position_embeddings
     if context_length > spec.max_position_embeddings:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
+    require_room(spec, dtype, config.device)
     target = load_decoder(info.directory, spec, context_length=context_length, dtype=dtype, device=config.device)
     head = None
     if config.speculative_algorithm:
         head, head_notes = load_draft_head(config, info, target, dtype)
         notes += head_notes
     return LoadedModels(spec, target, head, info.eos_token_ids, dtype, context_length, notes)
+
+
+def require_room(spec: ModelSpec, dtype: torch.dtype, device: str) -> None:
+    """Raises ValueError if the target's weights alone are more than the GPU has free."""
+    if device != "cuda":
+        return
+    embeddings = 0 if spec.tie_word_embeddings else spec.vocab_size * spec.shape.hidden_size
+    needed, (free, total) = (num_weights(spec) + embeddings) * dtype.itemsize, torch.cuda.mem_get_info()
+    if needed > free:
+        raise ValueError(
+            f"the target's weights take {needed / 2**30:.1f} GiB in {str(dtype).removeprefix('torch.')}, and the GPU has "
+            f"{free / 2**30:.1f} of its {total / 2**30:.1f} GiB free: use a larger GPU, a smaller model, or --dtype bfloat16"
+        )
 
 
 def load_draft_head(config: EngineConfig, info: ModelInfo, target: Decoder, dtype: torch.dtype) -> tuple[Head, list[str]]:

@@ -2,6 +2,7 @@
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -44,21 +45,47 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         """Do what the plan says; tokens come back to the host once per part."""
         self.clock.start()
-        decoded, broken = self._decode(plan.decodes) if plan.decodes else ([], [])
+        rows = self._decode(plan.decodes) if plan.decodes else []
         prefilled = self._prefill(plan.chunks) if plan.chunks else []
+        return self._result(prefilled, rows)
+
+    def can_run_ahead(self, plan: StepPlan) -> bool:
+        """Whether the plan is one captured step and nothing else, so that another may follow before its result is known."""
+        return bool(self.graphs and plan.decodes and not plan.chunks and self.graphs.find(len(plan.decodes)))
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan, *, follows: bool) -> Callable[[], StepResult]:
+        """Start a captured step; the returned function waits for its result. See `StepGraph.launch`."""
+        graph = self.graphs.find(len(plan.decodes)) if self.graphs else None
+        assert graph
+        self.clock.start()
+        read = graph.launch(plan.decodes, follows=follows)
+        self.clock.mark("prepare")
+
+        def result() -> StepResult:
+            self.clock.start()
+            rows = read()
+            self.clock.mark("step")
+            return self._result([], rows)
+
+        return result
+
+    def _result(self, prefilled: list[int], rows: list[list[int]]) -> StepResult:
+        """rows: `StepOutcome.rows` on the host."""
+        decoded, broken = [row[2 : 2 + row[0]] for row in rows], [bool(row[1]) for row in rows]
         return StepResult(prefilled, decoded, self.tree_shape.num_draft_tokens - 1, broken)
 
-    def _decode(self, requests: tuple[Request, ...]) -> tuple[list[list[int]], list[bool]]:
+    def _decode(self, requests: tuple[Request, ...]) -> list[list[int]]:
         graph = self.graphs.find(len(requests)) if self.graphs else None
         if graph:
-            outcome = graph.run(requests)
-        else:
-            sequences = decode_sequences(requests, self.tree_shape.num_scratch_rows, self._page_size, self._device)
-            self.clock.mark("prepare")
-            outcome = self.stepper.step(sequences, self.clock.mark).rows
-        rows = outcome.tolist()
-        self.clock.mark("step" if graph else "accept")
-        return [row[2 : 2 + row[0]] for row in rows], [bool(row[1]) for row in rows]
+            rows = graph.launch(requests, follows=False)()
+            self.clock.mark("step")
+            return rows
+        sequences = decode_sequences(requests, self.tree_shape.num_scratch_rows, self._page_size, self._device)
+        self.clock.mark("prepare")
+        rows = self.stepper.step(sequences, self.clock.mark).rows.tolist()
+        self.clock.mark("accept")
+        return rows
 
     def _prefill(self, chunks: tuple[Chunk, ...]) -> list[int]:
         target, drafter = self.stepper.target, self.stepper.drafter

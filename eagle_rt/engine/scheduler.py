@@ -127,8 +127,24 @@ class Scheduler:
                 budget -= stop - request.num_cached
         return StepPlan(tuple(chunks), decodes)
 
+    def plan_ahead(self, plan: StepPlan, max_gained: int) -> StepPlan | None:
+        """The step after `plan`, whose result is not known yet: the same requests, with pages for whatever they gain in it, up to
+        max_gained tokens each. None if something else than decoding is due, if one of them has left, or if pages are short."""
+        if self.waiting or plan.chunks or plan.decodes != tuple(self.running):
+            return None
+        limits = [request.sampling.max_new_tokens for request in plan.decodes]
+        if all(limit and request.num_output_tokens + 1 >= limit for request, limit in zip(plan.decodes, limits, strict=True)):
+            return None
+        wanted = [self.limits.pages_for(r.num_cached + max_gained + self.limits.num_scratch) for r in plan.decodes]
+        missing = [max(0, count - len(request.pages)) for request, count in zip(plan.decodes, wanted, strict=True)]
+        if sum(missing) > self.num_available_pages:
+            return None
+        for request, count in zip(plan.decodes, missing, strict=True):
+            self._take_pages(request, count)
+        return plan
+
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
-        """Take a step's tokens into the requests and say what each gained."""
+        """Take a step's tokens into the requests and say what each gained. Those that left while it ran gain nothing."""
         events = []
         prefilled = iter(result.prefilled)
         for chunk in plan.chunks:
@@ -136,6 +152,8 @@ class Scheduler:
             if chunk.is_last:
                 events.append(self._append(chunk.request, [next(prefilled)]))
         for request, tokens, is_broken in zip(plan.decodes, result.decoded, result.broken, strict=True):
+            if request.finish_reason:
+                continue
             request.num_cached += len(tokens)
             request.stats.count_step(len(tokens) - 1, result.num_drafted, is_broken)
             events.append(self._append(request, tokens))

@@ -3,6 +3,7 @@ which it could read a tensor on the host is watched."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
+from eagle_rt.config import TreeShape
 from eagle_rt.engine.build import build_core
-from eagle_rt.engine.capture import capture_steps, graph_batch_sizes
+from eagle_rt.engine.capture import ATTENTION_PARTS_BYTES, capture_steps, graph_batch_sizes, graph_bytes
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.graphs import StepGraph, StepGraphs, default_batch_sizes
-from eagle_rt.engine.load import model_info
+from eagle_rt.engine.load import model_info, require_room
 from eagle_rt.engine.request import SamplingParams
+from eagle_rt.models.spec import model_spec, read_config
 
 SETTINGS = [
     SamplingParams(temperature=0, max_new_tokens=7, ignore_eos=True),
@@ -72,12 +75,66 @@ def test_padding_harms_no_one_and_results_stay_in_place(target_dir: Path, head_d
     before = pool.storage[:, slots].clone()
     graph = core.runner.graphs.find(2)
     with torch.inference_mode():
-        first = graph.run(requests)
-        second = graph.run(requests)
-    assert first.data_ptr() == second.data_ptr()
-    assert len(second) == 2
+        place = graph._output.data_ptr()
+        first = graph.launch(requests, follows=False)()
+        assert graph.launch(requests, follows=False)() == first
+    assert graph._output.data_ptr() == place
+    assert len(first) == 2
     assert torch.equal(pool.storage[:, slots], before)
     assert pool.storage[:, num_pages * page_size :].any(), "padding writes to the page that is no one's"
+
+
+def test_a_step_is_launched_before_the_one_ahead_is_read(target_dir: Path, head_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    original = StepGraph.launch
+
+    def launch(self: StepGraph, requests: Any, *, follows: bool) -> Callable[[], list[list[int]]]:
+        number = sum(entry.startswith("launch") for entry in log)
+        log.append(f"launch {number}{' from where the last left off' if follows else ''}")
+        read = original(self, requests, follows=follows)
+
+        def logged() -> list[list[int]]:
+            log.append(f"read {number}")
+            return read()
+
+        return logged
+
+    core = make_captured(target_dir, head_dir, (2, 2, 4), (1,))
+    monkeypatch.setattr(StepGraph, "launch", launch)
+    run(core, random_prompts(1, seed=3), SETTINGS[:1])
+    ahead = " from where the last left off"
+    assert log[:5] == ["launch 0", "launch 1" + ahead, "read 0", "launch 2" + ahead, "read 1"]
+    assert sum(entry.startswith("read") for entry in log) == sum(entry.startswith("launch") for entry in log)
+
+
+def test_leaving_and_arriving_while_a_step_runs(target_dir: Path, head_dir: Path) -> None:
+    """Requests that are aborted, end or come while the next step is under way: no page is lost, and no one else's text changes."""
+    prompts = random_prompts(6, seed=9, longest=20)
+    params = [replace(SETTINGS[index % 3], max_new_tokens=[30, 3, 12, 1, 7, 20][index]) for index in range(6)]
+    config = make_config(target_dir, head_dir, None)
+    expected = run(build_core(config, model_info(config))[0], prompts, params)
+
+    core = make_captured(target_dir, head_dir, (3, 2, 6), (2, 4), page_size=4)
+    texts: dict[str, list[int]] = {str(index): [] for index in range(6)}
+    arriving, num_steps = list(range(6)), 0
+    while core.has_work or arriving:
+        if arriving and num_steps % 3 == 0:
+            index = arriving.pop(0)
+            core.submit(str(index), prompts[index], params[index])
+        if num_steps == 11:
+            assert core.abort("0") is not None
+        for event in core.step():
+            assert not (num_steps >= 11 and event.request_id == "0"), "an aborted request gains nothing"
+            texts[event.request_id] += event.tokens
+        core.scheduler.check_integrity()
+        num_steps += 1
+    assert texts["0"] == expected[0][: len(texts["0"])]
+    assert len(texts["0"]) < 30
+    assert [texts[str(index)] for index in range(1, 6)] == expected[1:]
+    metrics = core.current_metrics()
+    # Every request's first token is its prompt's.
+    assert metrics.num_generated_tokens == sum(map(len, texts.values()))
+    assert core.scheduler.num_available_pages == core.scheduler.limits.num_pages
 
 
 class HostReadError(Exception):
@@ -179,3 +236,29 @@ def test_batch_sizes(target_dir: Path) -> None:
     assert graph_batch_sizes(make_config(target_dir, max_running_requests=2)) == [1, 2]
     with pytest.raises(ValueError, match="--cuda-graph-bs is 0"):
         make_config(target_dir, cuda_graph_bs=(0, 2))
+
+
+def test_the_cache_leaves_room_for_the_graphs(target_dir: Path) -> None:
+    spec = model_spec(read_config(target_dir))
+    tree = TreeShape(3, 2, 8)
+    config = replace(make_config(target_dir, attention_backend="triton", cuda_graph_max_bs=4), device="cuda")
+    small = graph_bytes(replace(config, cuda_graph_bs=(1,)), spec, tree, torch.float16)
+    assert small > 2 * 8 * spec.vocab_size * 6
+    assert graph_bytes(config, spec, tree, torch.float16) - ATTENTION_PARTS_BYTES == 4 * (small - ATTENTION_PARTS_BYTES)
+    for without in (
+        replace(config, disable_cuda_graph=True),
+        replace(config, device="cpu"),
+        replace(config, attention_backend="torch"),
+    ):
+        assert graph_bytes(without, spec, tree, torch.float16) == 0
+
+
+def test_a_gpu_too_small_for_the_target_is_named(target_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = model_spec(read_config(target_dir))
+    needed = sum(file.stat().st_size for file in target_dir.glob("*.safetensors"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (needed // 2, 2**30))
+    with pytest.raises(ValueError, match=r"GiB in float32, and the GPU has 0\.0 of its 1\.0 GiB free"):
+        require_room(spec, torch.float32, "cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2 * needed, 2**30))
+    require_room(spec, torch.float32, "cuda")
+    require_room(spec, torch.float32, "cpu")

@@ -9,7 +9,7 @@ from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.triton import TritonAttention
 from eagle_rt.batch import Batch, DeviceRows, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.kernels.triton.tree_attention import mask_words, tree_attention
+from eagle_rt.kernels.triton.tree_attention import mask_words, splits_for, tree_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -150,3 +150,11 @@ def test_mask_words_hold_every_column(num_columns: int) -> None:
     for row in range(3):
         for column in range(num_columns):
             assert (int(words[row, column // 64]) >> (column % 64)) & 1 == int(mask[row, column])
+
+
+def test_a_busy_launch_is_cut_less() -> None:
+    assert splits_for(num_programs=8, longest=100) == 1
+    assert splits_for(num_programs=8, longest=1024) == 4
+    assert splits_for(num_programs=8, longest=10**6) == 32
+    assert splits_for(num_programs=128, longest=10**6) == 4
+    assert splits_for(num_programs=1024, longest=10**6) == 1

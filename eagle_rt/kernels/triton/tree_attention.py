@@ -20,6 +20,8 @@ LOG2_E = 1.4426950408889634
 # A split is worth its own programs from this many rows on.
 ROWS_A_SPLIT = tl.constexpr(256)
 MAX_SPLITS = 32
+# Programs that keep a large GPU busy; more than these are not cut further.
+ENOUGH_PROGRAMS = 512
 
 
 @triton.jit
@@ -73,7 +75,7 @@ def _attend(
     # Below this every row of the tile sees everything.
     all_see = tl.min(tl.load(prefixes + query, mask=is_row, other=2147483647))
 
-    # The splits follow from the length alone, whatever the launch has room for: sums come out the same in every batch.
+    # As far as the launch has room for splits, they follow from the length alone, and a sum is the same in every batch.
     num_used = tl.maximum(1, tl.minimum(NUM_SPLITS, kv_len // ROWS_A_SPLIT))
     blocks_a_split = tl.cdiv(tl.cdiv(kv_len, BLOCK_N), num_used)
     start = split * blocks_a_split * BLOCK_N
@@ -178,8 +180,9 @@ def tree_attention(
     num_kv_heads = storage.shape[2]
     group = num_heads // num_kv_heads
     num_rows = max_queries * group
-    num_splits = min(MAX_SPLITS, padded(max(1, pages.shape[1] * page_size // ROWS_A_SPLIT.value)))
     block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    num_programs = triton.cdiv(num_rows, block_m) * len(kv_lens) * num_kv_heads
+    num_splits = splits_for(num_programs, pages.shape[1] * page_size)
     padded_dim = padded(head_dim, least=16)
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
     parts, part_norms = output, output
@@ -218,6 +221,15 @@ def tree_attention(
     if num_splits > 1:
         _join[(num_tokens * num_heads,)](parts, part_norms, output, HEAD_DIM=head_dim, PADDED_DIM=padded_dim, NUM_SPLITS=num_splits)
     return output
+
+
+def splits_for(num_programs: int, longest: int) -> int:
+    """The splits that a launch has room for: a power of two, by the longest context that it may meet."""
+    useful = max(1, longest // ROWS_A_SPLIT.value)
+    splits = 1
+    while splits < min(MAX_SPLITS, useful) and num_programs * splits < ENOUGH_PROGRAMS:
+        splits *= 2
+    return splits
 
 
 def mask_words(tree_mask: Tensor) -> Tensor:
