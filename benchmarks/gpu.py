@@ -6,6 +6,7 @@ part by part and writes JSON after every part. Started again it goes on where a 
 """
 
 import argparse
+import gc
 import importlib.util
 import json
 import os
@@ -57,7 +58,6 @@ class Bench:
             attention_backend=args.attention_backend,
             max_total_tokens=args.max_total_tokens,
             enable_torch_compile=args.enable_torch_compile,
-            cuda_graph_max_bs=64,
         )
         self.info = model_info(self.base)
         self.sampling = replace(GREEDY, max_new_tokens=16 if args.quick else 128)
@@ -75,7 +75,12 @@ class Bench:
         return load_workload(self.args.dataset, self.args.dataset_dir, self.info.tokenizer, 2 if self.is_quick else 16)
 
     def core(self, tree: TreeShape, batch_size: int = 1, **changes: Any) -> EngineCore:
-        return core_for(self.models, replace(self.base, **changes), Setting(batch_size, tree))
+        gc.collect()  # the last engine's cache and graphs
+        return core_for(self.models, self.config(batch_size, **changes), Setting(batch_size, tree))
+
+    def config(self, batch_size: int, **changes: Any) -> EngineConfig:
+        """With one graph, for just this batch size."""
+        return replace(self.base, cuda_graph_bs=(batch_size,), **changes)
 
     def rate(self) -> float:
         """Bytes per second of a large copy."""
@@ -171,7 +176,8 @@ def sweep(bench: Bench) -> dict[str, Any]:
         workload = Workload(bench.workload.name, (bench.workload.prompts * batch_size)[: max(4, 2 * batch_size)])
         for tree in (NO_SPECULATION, *bench.trees):
             measurement = Measurement(Setting(batch_size, tree))
-            measure_once(bench.models, bench.base, measurement, workload, bench.sampling)
+            gc.collect()
+            measure_once(bench.models, bench.config(batch_size), measurement, workload, bench.sampling)
             measurements.append(measurement)
     return {"rows": rows(measurements)}
 
@@ -233,8 +239,10 @@ def peer(bench: Bench) -> dict[str, Any]:
         num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim,
         vocab_size=spec.vocab_size, max_position_embeddings=4096,
     )  # fmt: skip
+    torch.set_default_dtype(bench.models.dtype)
     with torch.device(bench.device):
-        model = LlamaForCausalLM(config).to(bench.models.dtype).eval()
+        model = LlamaForCausalLM(config).eval()
+    torch.set_default_dtype(torch.float32)
     prompt = torch.tensor([bench.workload.prompts[0]], device=bench.device)
     count = 8 if bench.is_quick else 128
     options = {"do_sample": False, "min_new_tokens": count, "max_new_tokens": count}
@@ -260,7 +268,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16")
     parser.add_argument("--attention-backend", default="triton", choices=["torch", "triton", "flashinfer"])
     parser.add_argument("--enable-torch-compile", action="store_true")
-    parser.add_argument("--max-total-tokens", type=int, default=150_000)
+    parser.add_argument("--max-total-tokens", type=int, default=60_000)
     parser.add_argument("--dataset", default="builtin")
     parser.add_argument("--dataset-dir", type=Path)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))

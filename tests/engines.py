@@ -70,4 +70,4 @@ def load_target(directory: Path, context_length: int = 512, dtype: torch.dtype =
 @torch.inference_mode()
 def text_logits(decoder: Decoder, tokens: list[int]) -> Tensor:
     """[T, V] logits after every token of a text."""
-    return decoder.logits(read_texts(decoder, [tokens], ()).hidden)
+    return decoder.logits(read_texts(decoder, [tokens], ()).hidden).float()

@@ -81,7 +81,7 @@ def gaps_where_parted(models: LoadedModels, prompts: list[Text], texts: list[Tex
             gaps.append(float("inf"))
             continue
         hidden = read_texts(models.target, [prompt + text[:place]], ()).hidden[-1:]
-        logits = models.target.logits(hidden)[0]
+        logits = models.target.logits(hidden)[0].float()
         gaps.append(abs(float(logits[text[place]] - logits[other[place]])))
     return gaps
 

@@ -78,8 +78,8 @@ class Decoder:
         return TargetOutput(hidden, features)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, H] final hidden states to [R, V] float32 logits."""
-        return self.lm_head(hidden).float()
+        """[R, H] final hidden states to [R, V] logits in the model's precision."""
+        return self.lm_head(hidden)
 
 
 def load_decoder(model_dir: Path, spec: ModelSpec, *, context_length: int, dtype: torch.dtype, device: str) -> Decoder:

@@ -24,15 +24,16 @@ MAX_PACKED_FLOAT32_ROWS = 16
 class Linear:
     """y = x W^T + b for x [R, in], given W [out, in].
 
-    On a CPU the weight is packed: in a half precision only so, and in float32, where one row and many are faster from the plain
-    W^T, a second time.
+    On a GPU the weight stays as it is. On a CPU it is packed: in a half precision only so, and in float32, where one row and many
+    are faster from the plain W^T, a second time.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.bias = bias
         self._packed = PackedProduct(weight, bias) if can_pack(weight) else None
         is_plain_too = self._packed is None or weight.dtype == torch.float32
-        self._transposed = weight.t().contiguous() if is_plain_too else None
+        transposed = weight.t() if weight.is_cuda else weight.t().contiguous()
+        self._transposed = transposed if is_plain_too else None
 
     @property
     def weight(self) -> Tensor:

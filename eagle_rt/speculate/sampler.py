@@ -25,7 +25,7 @@ class SamplingBatch:
 
 
 def target_choice(logits: Tensor, positions: Tensor, sampling: SamplingBatch) -> Tensor:
-    """[B, N] tokens from float32 logits [B, N, V] at text positions [B, N].
+    """[B, N] tokens from logits [B, N, V] at text positions [B, N]; what is sampled is computed in float32.
 
     Each is argmax(logits / temperature + g) with Gumbel noise g that depends on (seed, position, token) only, which is an
     exact draw from the softmax, and the same draw whatever tree the node is in. At temperature 0 it is the plain argmax.
@@ -46,7 +46,7 @@ def perturbed_logits(logits: Tensor, positions: Tensor, sampling: SamplingBatch,
     def per_node(values: Tensor) -> Tensor:
         return values[rows].repeat_interleave(num_nodes)
 
-    scaled = logits[rows].flatten(0, 1) / per_node(sampling.temperature)[:, None]
+    scaled = logits[rows].flatten(0, 1).float() / per_node(sampling.temperature)[:, None]
     if sampling.has_filters:
         scaled = filter_tokens(scaled, per_node(sampling.top_k), per_node(sampling.top_p), per_node(sampling.min_p))
     noise = gumbel_noise(per_node(sampling.seeds), positions[rows].flatten(), tokens)
@@ -62,7 +62,7 @@ def coupled_logits(logits: Tensor, positions: Tensor, sampling: SamplingBatch, t
     """
     if len(sampling.sampled) == 0:
         return logits
-    return logits.float().index_copy(0, sampling.sampled, perturbed_logits(logits.float(), positions, sampling, tokens))
+    return logits.float().index_copy(0, sampling.sampled, perturbed_logits(logits, positions, sampling, tokens))
 
 
 def filter_tokens(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ ROWS, COLUMNS = 32, 256
 @triton.jit
 def _number(
     scores,  # [B, C] float32
-    node_of,  # [B, C] int32: the rank of a candidate, C or more where it is not chosen
+    ranks,  # [B, C] int32: how many candidates come before
     num_candidates,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -32,12 +32,29 @@ def _number(
             (other_keys[None, :] == keys[:, None]) & (other[None, :] < own[:, None])
         )
         rank += tl.sum(is_before.to(tl.int32), 1)
-    tl.store(node_of + sequence * num_candidates + own, rank, mask=is_own)
+    tl.store(ranks + sequence * num_candidates + own, rank, mask=is_own)
+
+
+@triton.jit
+def _place(
+    ranks,  # [B, C] int32
+    node_of,  # [B, C] int32: how many chosen candidates there are up to this one, which for a chosen one is its node number
+    num_candidates,
+    NUM_NODES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    sequence = tl.program_id(0).to(tl.int64)
+    candidates = tl.arange(0, BLOCK)
+    is_candidate = candidates < num_candidates
+    rank = tl.load(ranks + sequence * num_candidates + candidates, mask=is_candidate, other=2147483647)
+    node = tl.cumsum((rank < NUM_NODES - 1).to(tl.int32), 0)
+    tl.store(node_of + sequence * num_candidates + candidates, node, mask=is_candidate)
 
 
 @triton.jit
 def _build(
     ranks,  # [B, C] int32
+    node_of,  # [B, C] int32
     candidate_scores,  # [B, C] float32
     candidate_tokens,  # [B, C] int64, draft ids
     candidate_parents,  # [B, C] int64
@@ -64,7 +81,7 @@ def _build(
     place = sequence * num_candidates + candidates
     rank = tl.load(ranks + place, mask=is_candidate, other=2147483647)
     is_chosen = rank < NUM_NODES - 1
-    node = tl.cumsum(is_chosen.to(tl.int32), 0)
+    node = tl.load(node_of + place, mask=is_chosen, other=0)
     token = tl.load(candidate_tokens + place, mask=is_chosen, other=0)
     tl.store(tokens + first + node, tl.load(target_ids + token, mask=is_chosen, other=0), mask=is_chosen)
     tl.store(scores + first + node, tl.load(candidate_scores + place, mask=is_chosen, other=0.0), mask=is_chosen)
@@ -72,12 +89,9 @@ def _build(
     depth = tl.where(candidates < TOP_K, 1, 2 + (candidates - TOP_K) // (TOP_K * TOP_K))
     tl.store(depths + first + node, depth.to(tl.int64), mask=is_chosen)
 
-    # The parent's number is the count of chosen candidates up to it: those of lower number than its own, and itself.
-    parent = tl.load(candidate_parents + place, mask=is_chosen, other=-1).to(tl.int32)
-    parent_node = tl.zeros([BLOCK], tl.int32)
-    for number in range(num_candidates):
-        is_one = (tl.load(ranks + sequence * num_candidates + number) < NUM_NODES - 1).to(tl.int32)
-        parent_node += is_one * (number <= parent).to(tl.int32)
+    # A parent is always chosen; under the root it is -1.
+    parent = tl.load(candidate_parents + place, mask=is_chosen, other=-1)
+    parent_node = tl.load(node_of + sequence * num_candidates + parent, mask=is_chosen & (parent >= 0), other=0)
     tl.store(parents + first + node, parent_node.to(tl.int64), mask=is_chosen)
 
 
@@ -95,11 +109,13 @@ def rerank(
     scores = scores.contiguous()
     ranks = torch.empty(batch_size, num_candidates, dtype=torch.int32, device=device)
     _number[(batch_size, triton.cdiv(num_candidates, ROWS))](scores, ranks, num_candidates, ROWS=ROWS, COLUMNS=COLUMNS)
+    node_of, block = torch.empty_like(ranks), padded(num_candidates)
+    _place[(batch_size,)](ranks, node_of, num_candidates, NUM_NODES=num_nodes, BLOCK=block)
     node_tokens = torch.empty(batch_size, num_nodes, dtype=torch.int64, device=device)
     node_parents, depths = torch.empty_like(node_tokens), torch.empty_like(node_tokens)
     node_scores = torch.empty(batch_size, num_nodes, dtype=torch.float32, device=device)
     _build[(batch_size,)](
-        ranks, scores, tokens.contiguous(), parents.contiguous(), target_ids, root_tokens, node_tokens, node_parents, depths,
-        node_scores, num_candidates, TOP_K=top_k, NUM_NODES=num_nodes, BLOCK=padded(num_candidates), num_warps=8,
+        ranks, node_of, scores, tokens.contiguous(), parents.contiguous(), target_ids, root_tokens, node_tokens, node_parents,
+        depths, node_scores, num_candidates, TOP_K=top_k, NUM_NODES=num_nodes, BLOCK=block, num_warps=8,
     )  # fmt: skip
     return node_tokens, node_parents, depths, node_scores

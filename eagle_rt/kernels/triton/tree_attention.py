@@ -215,7 +215,8 @@ def tree_attention(
         WINDOW=window or 0,
         NUM_SPLITS=num_splits,
         BLOCK_M=block_m,
-        BLOCK_N=64 if padded_dim <= 128 else 32,
+        # Tiles of keys and values that fit into shared memory a few times over.
+        BLOCK_N=max(16, 64 * 256 // max(256, padded_dim * storage.itemsize)),
         IN_FLOAT32=IS_INTERPRETED,
     )
     if num_splits > 1:
