@@ -29,56 +29,82 @@ class GraphLimits:
     padding_state: int
 
 
+class HostInputs:
+    """One side of the pinned memory that `StepInputs` fills from: integers [5, B], floats [3, B] and pages [B, P]."""
+
+    def __init__(self, batch_size: int, limits: GraphLimits, *, is_pinned: bool) -> None:
+        self.integers = torch.zeros(5, batch_size, dtype=torch.int64, pin_memory=is_pinned)
+        self.floats = torch.zeros(3, batch_size, dtype=torch.float32, pin_memory=is_pinned)
+        self.pages = torch.full((batch_size, limits.max_pages), limits.padding_page, dtype=torch.int32, pin_memory=is_pinned)
+        self._limits = limits
+        self._written: list[list[int]] = [[] for _ in range(batch_size)]
+
+    def write(self, requests: tuple[Request, ...]) -> None:
+        """Everything but the pages: requests in the first rows, and padding in the others."""
+        self.integers.zero_()
+        self.integers[2].fill_(self._limits.padding_state)
+        self.floats.zero_()
+        self.floats[1].fill_(1.0)
+        if not requests:
+            return
+        count, settings = len(requests), [request.sampling for request in requests]
+        self.integers[:, :count] = torch.tensor(
+            [
+                [request.tokens[-1] for request in requests],
+                [request.num_cached for request in requests],
+                [request.state_row for request in requests],
+                [request.seed for request in requests],
+                [max(setting.top_k, 0) for setting in settings],
+            ]
+        )
+        self.floats[:, :count] = torch.tensor(
+            [[getattr(setting, name) for setting in settings] for name in ("temperature", "top_p", "min_p")]
+        )
+
+    def write_pages(self, requests: tuple[Request, ...]) -> None:
+        """Only the rows that have changed since this memory was last written."""
+        for row, written in enumerate(self._written):
+            pages = requests[row].pages if row < len(requests) else []
+            if pages != written:
+                self.pages[row].fill_(self._limits.padding_page)
+                self.pages[row, : len(pages)] = torch.tensor(pages, dtype=torch.int32)
+                self._written[row] = list(pages)
+
+
 class StepInputs:
     """Everything a step reads, at fixed places on the device, filled through pinned host memory.
 
-    Host memory that a copy may still be reading is left alone: there are two of everything, used in turns, and no step is launched
-    before the last but one has been read.
+    Host memory that a copy may still be reading is left alone: there are two sides, used in turns, and no step is launched before
+    the last but one has been read.
     """
 
     def __init__(self, batch_size: int, limits: GraphLimits, device: str) -> None:
         self._limits = limits
-        is_pinned, max_pages = device == "cuda", limits.max_pages
-        self._hosts = [
-            (
-                torch.zeros(5, batch_size, dtype=torch.int64, pin_memory=is_pinned),
-                torch.zeros(3, batch_size, dtype=torch.float32, pin_memory=is_pinned),
-                torch.zeros(batch_size, max_pages, dtype=torch.int32, pin_memory=is_pinned),
-            )
-            for _ in range(2)
-        ]
-        self._device = tuple(part.to(device) for part in self._hosts[0])
+        self._sides = [HostInputs(batch_size, limits, is_pinned=device == "cuda") for _ in range(2)]
+        host = self._sides[0]
+        self._integers, self._floats, self._pages = host.integers.to(device), host.floats.to(device), host.pages.to(device)
         self.fill(())
 
     def fill(self, requests: tuple[Request, ...]) -> None:
         """Put requests into the first rows, and padding into the others."""
-        integers, floats, _ = self._hosts[0]
-        integers.zero_()
-        integers[2].fill_(self._limits.padding_state)
-        floats.zero_()
-        floats[1].fill_(1.0)
-        for row, request in enumerate(requests):
-            sampling = request.sampling
-            own = (request.tokens[-1], request.num_cached, request.state_row, request.seed, max(sampling.top_k, 0))
-            integers[:, row] = torch.tensor(own)
-            floats[:, row] = torch.tensor((sampling.temperature, sampling.top_p, sampling.min_p))
-        self._device[0].copy_(integers, non_blocking=True)
-        self._device[1].copy_(floats, non_blocking=True)
+        host = self._sides[0]
+        host.write(requests)
+        self._integers.copy_(host.integers, non_blocking=True)
+        self._floats.copy_(host.floats, non_blocking=True)
         self.fill_pages(requests)
 
     def fill_pages(self, requests: tuple[Request, ...]) -> None:
         """Only tell which pages they have; all else is as the last step left it."""
-        pages = self._hosts[0][2]
-        pages.fill_(self._limits.padding_page)
-        for row, request in enumerate(requests):
-            pages[row, : len(request.pages)] = torch.tensor(request.pages, dtype=torch.int32)
-        self._device[2].copy_(pages, non_blocking=True)
-        self._hosts.reverse()
+        host = self._sides[0]
+        host.write_pages(requests)
+        self._pages.copy_(host.pages, non_blocking=True)
+        self._sides.reverse()
 
     def sequences(self) -> DecodeSequences:
         """The sequences that are filled in at the time when the device gets there."""
-        (root_tokens, num_cached, state_rows, seeds, top_k), (temperature, top_p, min_p), pages = self._device
-        page_size = self._limits.page_size
+        root_tokens, num_cached, state_rows, seeds, top_k = self._integers
+        temperature, top_p, min_p = self._floats
+        pages, page_size = self._pages, self._limits.page_size
         scratch_rows = num_cached[:, None] + torch.arange(self._limits.num_scratch, device=num_cached.device)
         scratch_slots = pages.gather(1, scratch_rows // page_size).long() * page_size + scratch_rows % page_size
         every = torch.arange(len(root_tokens), device=root_tokens.device)
@@ -88,7 +114,7 @@ class StepInputs:
 
     def advance(self, acceptance: Acceptance) -> None:
         """Make the sequences those of the next step, without the host."""
-        root_tokens, num_cached, state_rows = self._device[0][:3]
+        root_tokens, num_cached, state_rows = self._integers[:3]
         last_tokens = acceptance.tokens.gather(1, acceptance.num_accepted[:, None])[:, 0]
         is_real = state_rows != self._limits.padding_state
         root_tokens.copy_(torch.where(is_real, last_tokens, root_tokens))

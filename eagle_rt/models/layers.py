@@ -32,8 +32,9 @@ class Linear:
         self.bias = bias
         self._packed = PackedProduct(weight, bias) if can_pack(weight) else None
         is_plain_too = self._packed is None or weight.dtype == torch.float32
-        transposed = weight.t() if weight.is_cuda else weight.t().contiguous()
-        self._transposed = transposed if is_plain_too else None
+        self._transposed = None
+        if is_plain_too:
+            self._transposed = weight.t() if weight.is_cuda else weight.t().contiguous()
 
     @property
     def weight(self) -> Tensor:

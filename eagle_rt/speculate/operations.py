@@ -1,5 +1,6 @@
 """What a decode step does to trees and tokens, in torch: the slow, obvious twin of `triton_operations.py`."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,12 +16,13 @@ from eagle_rt.tree.rerank import rerank
 from eagle_rt.tree.verify import Acceptance, walk
 
 
+@dataclass(frozen=True)
 class DraftNoise:
-    """The target's noise for the children of drafted nodes: they stand after nodes at text positions [B, Q], and draft ids mean
-    target_ids [W]."""
+    """The target's noise for the children of drafted nodes, which stand at text positions [B, Q]; draft ids mean target_ids [W]."""
 
-    def __init__(self, sampling: SamplingBatch, positions: Tensor, target_ids: Tensor) -> None:
-        self.sampling, self.positions, self.target_ids = sampling, positions, target_ids
+    sampling: SamplingBatch
+    positions: Tensor
+    target_ids: Tensor
 
 
 class StepOperations(Protocol):

@@ -69,10 +69,10 @@ def thresholds(logits: Tensor, sampling: SamplingBatch) -> Tensor:
     return filter_thresholds.filter_thresholds(logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
 
 
-def kernel_noise(logits: Tensor, noise: DraftNoise | None) -> top_children.DraftNoise | None:
+def kernel_noise(logits: Tensor, noise: DraftNoise | None) -> top_children.KernelNoise | None:
     if noise is None:
         return None
     sampling = noise.sampling
-    return top_children.DraftNoise(
+    return top_children.KernelNoise(
         sampling.temperature, sampling.seeds, thresholds(logits, sampling), noise.positions, noise.target_ids
     )

@@ -24,7 +24,7 @@ from eagle_rt.kernels.triton.rerank import rerank
 from eagle_rt.kernels.triton.rotate_and_write import rotate_and_write
 from eagle_rt.kernels.triton.select_beam import select_beam
 from eagle_rt.kernels.triton.silu_and_mul import silu_and_mul
-from eagle_rt.kernels.triton.top_children import DraftNoise, top_children
+from eagle_rt.kernels.triton.top_children import KernelNoise, top_children
 from eagle_rt.kernels.triton.tree_attention import mask_words
 from eagle_rt.kernels.triton.walk import walk
 from eagle_rt.speculate.sampler import SamplingBatch, filter_tokens, perturbed_logits, target_choice
@@ -232,7 +232,7 @@ def test_top_children(shape: tuple[int, int], width: int, top_k: int, kind: str,
             [1.0, 0.0, 0.6][:batch_size], [0, 0, 12][:batch_size], [1.0] * batch_size, [0.0] * batch_size, seed
         )
         positions, ids = randint(seed, 0, 999, *shape), randint(seed, 0, 99999, width)
-        noise = DraftNoise(sampling.temperature, sampling.seeds, thresholds_for(logits, sampling), positions, ids)
+        noise = KernelNoise(sampling.temperature, sampling.seeds, thresholds_for(logits, sampling), positions, ids)
         values = logits.clone()
         values[sampling.sampled] = perturbed_logits(logits, positions, sampling, ids)
     tokens, scores = top_children(logits, parent_scores, top_k, noise)

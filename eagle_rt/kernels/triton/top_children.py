@@ -18,7 +18,7 @@ BLOCK = 2048
 
 
 @dataclass(frozen=True)
-class DraftNoise:
+class KernelNoise:
     """The target's noise for B sequences of Q nodes: temperatures and seeds [B]; thresholds and positions [B, Q]; token_ids [W]."""
 
     temperatures: Tensor
@@ -114,7 +114,7 @@ def _top_of_row(
         keys = tl.where(ids == token, NO_KEY, keys)
 
 
-def top_children(logits: Tensor, parent_scores: Tensor, top_k: int, noise: DraftNoise | None = None) -> tuple[Tensor, Tensor]:
+def top_children(logits: Tensor, parent_scores: Tensor, top_k: int, noise: KernelNoise | None = None) -> tuple[Tensor, Tensor]:
     """Draft ids and float32 scores, both [B, Q, K], from draft logits [B, Q, W] after nodes with scores [B, Q].
 
     A child's score is its parent's and its own log-probability. On a tie the lowest id comes first; the K ids are distinct; in a
