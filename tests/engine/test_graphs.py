@@ -116,23 +116,25 @@ def test_leaving_and_arriving_while_a_step_runs(target_dir: Path, head_dir: Path
 
     core = make_captured(target_dir, head_dir, (2, 1, 3), (2, 4), page_size=4)
     texts: dict[str, list[int]] = {str(index): [] for index in range(6)}
+    steps: dict[str, int] = {}
     arriving, num_steps = list(range(6)), 0
     while core.has_work or arriving:
         if arriving and num_steps % 3 == 0:
             index = arriving.pop(0)
             core.submit(str(index), prompts[index], params[index])
         if num_steps == 9:
-            assert core.abort("0") is not None
+            steps["0"] = core.abort("0").stats.num_steps
         for event in core.step():
             assert not (num_steps >= 9 and event.request_id == "0"), "an aborted request gains nothing"
             texts[event.request_id] += event.tokens
+            steps[event.request_id] = event.stats.num_steps
         core.scheduler.check_integrity()
         num_steps += 1
     assert texts["0"] == expected[0][: len(texts["0"])]
     assert len(texts["0"]) < 25
     assert [texts[str(index)] for index in range(1, 6)] == expected[1:]
     metrics = core.current_metrics()
-    # Every request's first token is its prompt's.
+    assert metrics.num_drafts == sum(steps.values()), "a step that a request did not live to see is not counted"
     assert metrics.num_generated_tokens == sum(map(len, texts.values()))
     assert core.scheduler.num_available_pages == core.scheduler.limits.num_pages
 
