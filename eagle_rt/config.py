@@ -90,6 +90,13 @@ class EngineConfig:
         "auto",
         choices=list(COUPLINGS),
     )
+    speculative_simulate_accept_length: float | None = option(
+        "speculation",
+        "For benchmarks only: make up what is accepted, so many tokens a step on average, to see what a head would be worth. "
+        "The texts mean nothing.",
+        None,
+        type=float,
+    )
     speculative_fit_check: str = option(
         "speculation",
         "Measure at start how often the head foresees the target's next token: warn where it does not fit, or take the feature "
@@ -262,6 +269,8 @@ def unused_options(config: EngineConfig) -> list[str]:
     lines = []
     if config.torch_compile_max_bs is not None and not config.enable_torch_compile:
         lines.append("--torch-compile-max-bs: nothing is compiled without --enable-torch-compile")
+    if config.speculative_simulate_accept_length is not None and not config.speculative_algorithm:
+        lines.append("--speculative-simulate-accept-length: nothing is drafted without --speculative-algorithm")
     if config.cuda_graph_max_bs is not None or config.cuda_graph_bs:
         if config.device == "cpu":
             lines.append("--cuda-graph-max-bs, --cuda-graph-bs: a CPU has no CUDA graphs")

@@ -53,11 +53,19 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
             num_states=config.max_running_requests + 1,  # and one for the padding of captured steps
             couples=config.speculative_coupling == "auto",
         )
-    stepper = Stepper(models.target, pool, backend, operations, drafter, tree_shape.max_depth)
+    stepper = Stepper(
+        models.target, pool, backend, operations, drafter, tree_shape.max_depth, config.speculative_simulate_accept_length
+    )
     runner = Runner(stepper, tree_shape, config.page_size, device)
     scheduler = Scheduler(limits, models.eos_token_ids, use_prefix_cache=not config.disable_radix_cache)
 
+    check_simulation(config, tree_shape)
     notes = unused_options(config) + models.notes + tree_notes
+    if runner.simulates:
+        notes.append(
+            f"WARNING: SIMULATED: --speculative-simulate-accept-length {config.speculative_simulate_accept_length} makes up what "
+            "is accepted. The texts mean nothing; never serve anyone like this"
+        )
     if limits.context_length < models.context_length:
         notes.append(
             f"the cache holds one request of {limits.context_length} tokens: the context length is that instead of "
@@ -70,6 +78,19 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
         f"context length {limits.context_length}; at most {limits.max_running} requests at once",
     ]
     return EngineCore(scheduler, runner, spec.vocab_size, config.random_seed), notes
+
+
+def check_simulation(config: EngineConfig, tree_shape: TreeShape) -> None:
+    """Raises ValueError where what shall be simulated is more than the tree can yield, or there is no tree."""
+    length = config.speculative_simulate_accept_length
+    if length is None or config.speculative_algorithm is None:
+        return
+    longest = tree_shape.max_depth + 1
+    if not 1 <= length <= longest:
+        raise ValueError(
+            f"--speculative-simulate-accept-length is {length}, but a step of the tree {tree_shape} gains between 1 and {longest} "
+            "tokens"
+        )
 
 
 def scheduler_limits(

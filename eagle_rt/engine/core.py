@@ -43,7 +43,9 @@ class EngineCore:
         if outside is not None:
             raise ValueError(f"prompt token {outside} is outside the vocabulary of {self._vocab_size}")
         seed = sampling.seed if sampling.seed is not None else self._seeds.getrandbits(63)
-        self.scheduler.submit(Request(request_id, prompt, sampling, seed))
+        request = Request(request_id, prompt, sampling, seed)
+        request.stats.is_simulated = self.runner.simulates
+        self.scheduler.submit(request)
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request now; None if it has already ended."""
@@ -92,6 +94,7 @@ class EngineCore:
         metrics.num_running, metrics.num_waiting = len(scheduler.running), len(scheduler.waiting)
         metrics.num_preemptions = scheduler.num_preemptions
         metrics.cache_use = scheduler.cache_use
+        metrics.is_simulated = self.runner.simulates
         metrics.seconds = dict(self.runner.clock.seconds)
         return metrics
 

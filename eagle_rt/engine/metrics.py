@@ -9,6 +9,7 @@ class EngineMetrics:
 
     A step may read prompts, decode, or both; num_decode_steps counts the last two kinds, and num_drafts the requests in them.
     accepted_per_position[d]: how often the draft at depth d + 1 was kept. seconds: time by part of the step.
+    is_simulated: what was accepted is made up.
     """
 
     num_steps: int = 0
@@ -26,6 +27,7 @@ class EngineMetrics:
     num_running: int = 0
     num_waiting: int = 0
     cache_use: float = 0.0
+    is_simulated: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -79,7 +79,8 @@ def sampling_params(given: "dict[str, Any] | SamplingParams | None", defaults: d
 
 @dataclass
 class RequestStats:
-    """What speculation did for one request; `accepted_histogram[a]` counts the steps that kept `a` drafts."""
+    """What speculation did for one request; `accepted_histogram[a]` counts the steps that kept `a` drafts; is_simulated: what was
+    kept is made up."""
 
     num_steps: int = 0
     num_drafted: int = 0
@@ -87,6 +88,7 @@ class RequestStats:
     num_prompt_tokens_cached: int = 0
     num_preemptions: int = 0
     accepted_histogram: list[int] = field(default_factory=list)
+    is_simulated: bool = False
 
     def count_step(self, num_accepted: int, num_drafted: int, is_broken: bool) -> None:
         self.num_steps += 1

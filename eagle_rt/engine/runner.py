@@ -41,6 +41,11 @@ class Runner:
         self.graphs: StepGraphs | None = None
         self._page_size, self._device = page_size, device
 
+    @property
+    def simulates(self) -> bool:
+        """Whether what is accepted is made up."""
+        return self.stepper.drafter is not None and self.stepper.simulated_length is not None
+
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Do what the plan says; tokens come back to the host once per part."""

@@ -69,6 +69,7 @@ class Reply:
             "spec_accept_length": 1 + num_accepted / stats.num_steps if stats.num_steps else 0.0,
             "spec_correct_drafts_histogram": stats.accepted_histogram,
             "spec_broken_drafts": stats.num_broken_drafts,
+            "spec_simulated": stats.is_simulated,
         }
 
     def _decode(self, *, is_last: bool) -> None:

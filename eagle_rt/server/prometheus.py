@@ -48,6 +48,7 @@ class EngineCollector(Collector):
         gauges = {
             "requests_running": ("Requests being decoded or read.", metrics.num_running),
             "requests_waiting": ("Requests in line.", metrics.num_waiting),
+            "spec_decode_simulated": ("1 where what is accepted is made up, for a benchmark.", int(metrics.is_simulated)),
             "cache_use": ("Share of the cache held by running requests.", metrics.cache_use),
             "mean_accepted_tokens_per_step": ("Tokens per request and decode step, since start.", metrics.mean_accepted_tokens),
         }

@@ -12,6 +12,7 @@ from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.drafter import TreeDrafter
 from eagle_rt.speculate.operations import StepOperations
 from eagle_rt.speculate.sequences import DecodeSequences
+from eagle_rt.speculate.simulate import simulated_walk
 from eagle_rt.tree.draft_tree import DraftTree, root_only
 from eagle_rt.tree.verify import Acceptance
 
@@ -33,7 +34,10 @@ class StepOutcome:
 
 @dataclass(frozen=True)
 class Stepper:
-    """Everything that a decode step is made with, besides the sequences. max_depth: of the trees."""
+    """Everything that a decode step is made with, besides the sequences.
+
+    max_depth: of the trees. simulated_length: make up what is accepted, so many tokens a step; for benchmarks only.
+    """
 
     target: Decoder
     pool: KVPool
@@ -41,6 +45,7 @@ class Stepper:
     operations: StepOperations
     drafter: TreeDrafter | None
     max_depth: int
+    simulated_length: float | None = None
 
     def step(self, sequences: DecodeSequences, mark: Callable[[str], None] = lambda part: None) -> StepOutcome:
         """Advance every sequence by the tokens that the target confirms: at least one, at most max_depth + 1.
@@ -59,7 +64,10 @@ class Stepper:
         mark("verify")
 
         choice = operations.choose(logits, positions, sequences.sampling)
-        acceptance = operations.walk(tree, choice, self.max_depth)
+        if drafter and self.simulated_length is not None:
+            acceptance = simulated_walk(tree, choice, self.max_depth, self.simulated_length)
+        else:
+            acceptance = operations.walk(tree, choice, self.max_depth)
         is_draft_broken = torch.isneginf(tree.scores[:, 1:2]).any(dim=1)
         if drafter and output.features is not None:
             operations.keep(self.pool, sequences.scratch_slots, acceptance.path)

@@ -1,0 +1,29 @@
+"""Made-up acceptance: what a shape would be worth with a head that accepts so much. The texts mean nothing."""
+
+import torch
+from torch import Tensor
+
+from eagle_rt.tree.draft_tree import DraftTree
+from eagle_rt.tree.verify import Acceptance
+
+
+def simulated_walk(tree: DraftTree, choice: Tensor, max_depth: int, mean_length: float) -> Acceptance:
+    """As `tree.verify.walk`, but for each tree a path of floor or ceil(mean_length) - 1 drafts is kept, whatever the target chose.
+
+    The draw is random, so that mean_length tokens are gained on average, the bonus included; fewer where a tree has no node so
+    deep. choice: [B, N], of which only the bonus is taken.
+    """
+    batch_size, num_nodes = tree.tokens.shape
+    device = tree.tokens.device
+    wanted = (torch.rand(batch_size, 1, device=device) + (mean_length - 1)).floor().long().clamp(max=max_depth)
+    # The deepest node that is no deeper than wanted, and of those the first.
+    reach = torch.where(tree.depths <= wanted, tree.depths, -1) * num_nodes - torch.arange(num_nodes, device=device)
+    node = reach.argmax(dim=1, keepdim=True)
+    num_accepted = tree.depths.gather(1, node)[:, 0]
+    path = torch.full((batch_size, max_depth + 1), -1, device=device)
+    for _ in range(max_depth + 1):
+        path = path.scatter(1, tree.depths.gather(1, node), node)
+        node = tree.parents.gather(1, node).clamp(min=0)
+    following = torch.cat((path[:, 1:], torch.full_like(path[:, :1], -1)), dim=1)
+    drafted, chosen = tree.tokens.gather(1, following.clamp(min=0)), choice.gather(1, path.clamp(min=0))
+    return Acceptance(path, num_accepted, torch.where(following >= 0, drafted, chosen))
