@@ -9,7 +9,11 @@ from eagle_rt.cache.pool import KVPool
 
 
 class AttentionBackend(Protocol):
-    """Plan once a forward pass on the host, then run once a layer on the device."""
+    """Plan once a forward pass, then run once a layer.
+
+    Some backends need lengths that the host knows (`HostRows`); one that serves captured steps takes `DeviceRows`, and its plan is
+    then captured too.
+    """
 
     def plan(self, batch: Batch, pool: KVPool) -> Any:
         """What all layers of this pass share: the cache, masks, lengths, work lists."""
