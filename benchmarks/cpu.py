@@ -26,10 +26,10 @@ from bench_speculative import environment
 from eagle_rt.bench.lossless import gaps_where_parted
 from eagle_rt.bench.report import print_table
 from eagle_rt.bench.sweep import Measurement, Setting, core_for, measure_once, rows
-from eagle_rt.bench.workload import load_workload
-from eagle_rt.config import DTYPES, NO_SPECULATION, TreeShape, add_flags, config_from_args, resolve_device
+from eagle_rt.bench.workload import Workload, load_workload
+from eagle_rt.config import DTYPES, NO_SPECULATION, EngineConfig, TreeShape, add_flags, config_from_args, resolve_device
 from eagle_rt.engine.core import run_to_end
-from eagle_rt.engine.load import load_models, model_info
+from eagle_rt.engine.load import LoadedModels, load_models, model_info
 from eagle_rt.engine.request import SamplingParams
 
 TREES = ["1,1,2", "2,1,3", "3,1,4", "4,1,5", "5,1,6", "2,2,4", "3,2,6", "3,2,8", "4,2,8", "5,4,16", "8,10,60"]
@@ -94,6 +94,27 @@ def peer_row(engine: str, rates: list[float], baseline: list[float]) -> dict[str
     return {"engine": engine, "tokens_per_second": round(statistics.median(rates), 1), "over_no_speculation": round(over, 3)}
 
 
+Engines = tuple[LoadedModels, EngineConfig, list[Measurement]]
+
+
+def compared_with_eager(compiled: Engines, eager: Engines, workload: Workload, sampling: SamplingParams) -> dict[str, Any]:
+    """The eager rows, and for every tree how much faster compiling made it and where its texts part from the eager ones."""
+    eager_table = rows(eager[2])
+    print("eager:")
+    print_table(eager_table)
+    found = []
+    for ours, base in zip(compiled[2], eager[2], strict=True):
+        texts, eager_texts = (
+            run_to_end(core_for(models, config, ours.setting), workload.prompts, [sampling] * len(workload.prompts))
+            for models, config, _ in (compiled, eager)
+        )
+        ratio = statistics.median(rate / base_rate for rate, base_rate in zip(ours.rates, base.rates, strict=True))
+        gaps = gaps_where_parted(eager[0], workload.prompts, eager_texts, texts)
+        found.append({"tree": str(ours.setting.tree), "ratio": round(ratio, 3), "gaps_where_different": gaps})
+        print(f"tree {ours.setting.tree}: compiled {ratio:.2f} times as fast as eager; gaps where texts differ: {gaps}")
+    return {"eager_rows": eager_table, "compiled_over_eager": found}
+
+
 def main() -> None:
     args = make_parser().parse_args()
     config = resolve_device(config_from_args(args))
@@ -132,21 +153,9 @@ def main() -> None:
     table = rows(measurements)
     comparison = {}
     if eager_models:
-        eager_table = rows(eager_measurements)
-        print("eager:")
-        print_table(eager_table)
-        comparison = {"eager_rows": eager_table, "compiled_over_eager": []}
-        for setting, compiled, eager in zip(settings, measurements, eager_measurements, strict=True):
-            texts, eager_texts = (
-                run_to_end(core_for(some, its_config, setting), workload.prompts, [sampling] * len(workload.prompts))
-                for some, its_config in ((models, config), (eager_models, eager_config))
-            )
-            ratio = statistics.median(rate / base for rate, base in zip(compiled.rates, eager.rates, strict=True))
-            gaps = gaps_where_parted(eager_models, workload.prompts, eager_texts, texts)
-            comparison["compiled_over_eager"].append(
-                {"tree": str(setting.tree), "ratio": round(ratio, 3), "gaps_where_different": gaps}
-            )
-            print(f"tree {setting.tree}: compiled {ratio:.2f} times as fast as eager; gaps where texts differ: {gaps}")
+        comparison = compared_with_eager(
+            (models, config, measurements), (eager_models, eager_config, eager_measurements), workload, sampling
+        )
         print("compiled:")
     peer_rows = [peer_row(name, its_rates, measurements[0].rates) for name, its_rates in rates.items()]
     print_table(table)

@@ -82,13 +82,18 @@ class Bench:
         """With one graph, for just this batch size."""
         return replace(self.base, cuda_graph_bs=(batch_size,), **changes)
 
-    def rate(self) -> float:
+    @cached_property
+    def copy_rate(self) -> float:
         """Bytes per second of a large copy."""
         return copy_rate(self.device, 2**24 if self.is_quick else 2**32)
 
 
 def machine(bench: Bench) -> dict[str, Any]:
-    result: dict[str, Any] = {"date": date.today().isoformat(), "torch": torch.__version__, "copy_bytes_per_second": bench.rate()}
+    result: dict[str, Any] = {
+        "date": date.today().isoformat(),
+        "torch": torch.__version__,
+        "copy_bytes_per_second": bench.copy_rate,
+    }
     if bench.device == "cuda":
         query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
         result["gpu"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
@@ -139,14 +144,12 @@ def step_bytes(bench: Bench, tree: TreeShape, context: int) -> int:
     return total
 
 
-def timed_decoding(bench: Bench, tree: TreeShape, context: int, batch_size: int = 1) -> dict[str, Any]:
-    """Milliseconds of a step at a context, tokens of a step, and the share of the byte floor that they reach."""
-    core = bench.core(tree, batch_size)
+def timed_decoding(bench: Bench, tree: TreeShape, context: int) -> dict[str, Any]:
+    """Milliseconds of a step of one request at a context, tokens of a step, and the share of the byte floor that they reach."""
+    core = bench.core(tree)
     prompt = [token for prompt in bench.workload.prompts for token in prompt]
-    prompts = [([1 + index] + prompt * (context // len(prompt) + 1))[:context] for index in range(batch_size)]
-    sampling = replace(bench.sampling, max_new_tokens=32 if bench.is_quick else 256)
-    for index, text in enumerate(prompts):
-        core.submit(str(index), text, sampling)
+    text = (prompt * (context // len(prompt) + 1))[:context]
+    core.submit("a", text, replace(bench.sampling, max_new_tokens=32 if bench.is_quick else 256))
     while core.scheduler.waiting or any(request.is_prefilling for request in core.scheduler.running):
         core.step()
     num_steps, num_tokens, start = 0, 0, time.perf_counter()
@@ -154,10 +157,10 @@ def timed_decoding(bench: Bench, tree: TreeShape, context: int, batch_size: int 
         num_tokens += sum(len(event.tokens) for event in core.step())
         num_steps += 1
     seconds = (time.perf_counter() - start) / num_steps
-    floor = step_bytes(bench, tree, context * batch_size) / bench.args.copy_rate
+    floor = step_bytes(bench, tree, context) / bench.copy_rate
     return {
-        "tree": str(tree), "context": context, "batch_size": batch_size, "step_ms": round(1000 * seconds, 3),
-        "tokens_a_step": round(num_tokens / num_steps / batch_size, 3), "floor_ms": round(1000 * floor, 3),
+        "tree": str(tree), "context": context, "step_ms": round(1000 * seconds, 3),
+        "tokens_a_step": round(num_tokens / num_steps, 3), "floor_ms": round(1000 * floor, 3),
         "share_of_floor": round(floor / seconds, 3),
     }  # fmt: skip
 
@@ -281,9 +284,10 @@ def main() -> None:
     args = make_parser().parse_args()
     bench = Bench(args)
     results: dict[str, Any] = json.loads(args.output.read_text()) if args.output.exists() else {}
+    if "machine" in results:
+        bench.copy_rate = results["machine"]["copy_bytes_per_second"]
     for name in args.parts:
         if name not in results:
-            args.copy_rate = results.get("machine", {}).get("copy_bytes_per_second") or bench.rate()
             start = time.perf_counter()
             results[name] = {**PARTS[name](bench), "seconds": round(time.perf_counter() - start, 1)}
             args.output.parent.mkdir(parents=True, exist_ok=True)

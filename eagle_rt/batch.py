@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -15,6 +16,13 @@ class HostRows:
 
     kv_lens: tuple[int, ...]
     kv_slots: tuple[Tensor | slice, ...]
+
+    def slot_tensors(self, device: torch.device) -> list[Tensor]:
+        """The slots of each sequence, all as int32 tensors."""
+        return [
+            torch.arange(own.start, own.stop, dtype=torch.int32, device=device) if isinstance(own, slice) else own.int()
+            for own in self.kv_slots
+        ]
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ class FlashInferPlan:
         batch, rows, storage = self._batch, self._rows, self.pool.storage
         device = storage.device
         # A page of the kernel is one row, so that any rows in any order can be named.
-        every_slot = torch.arange(storage.shape[1], dtype=torch.int32, device=device)
-        slots = torch.cat([every_slot[own].int() if isinstance(own, slice) else own.int() for own in rows.kv_slots])
+        slots = torch.cat(rows.slot_tensors(device))
         kv_starts = torch.tensor([0, *rows.kv_lens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         mask = None if batch.tree_mask is None else flat_mask(batch, rows, window)
         wrapper = self._make_wrapper()

@@ -68,6 +68,6 @@ class TritonAttention:
 def device_rows(rows: HostRows, device: torch.device) -> DeviceRows:
     """Slots as pages of one row."""
     slots = torch.zeros(len(rows.kv_lens), max(rows.kv_lens), dtype=torch.int32, device=device)
-    for row, (length, own) in enumerate(zip(rows.kv_lens, rows.kv_slots, strict=True)):
-        slots[row, :length] = torch.arange(own.start, own.stop, device=device) if isinstance(own, slice) else own
+    for row, own in enumerate(rows.slot_tensors(device)):
+        slots[row, : len(own)] = own
     return DeviceRows(torch.tensor(rows.kv_lens, dtype=torch.int32, device=device), slots, page_size=1)

@@ -68,6 +68,12 @@ def variants(trees: list[TreeShape]) -> list[Variant]:
     return [Variant(tree, *setting) for tree in (NO_SPECULATION, *trees) for setting in settings]
 
 
+def parting(text: Text, other: Text) -> int:
+    """Where two texts first differ: at the end of the shorter one, if that is how the longer one begins."""
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(text), len(other)))
+
+
 @torch.inference_mode()
 def gaps_where_parted(models: LoadedModels, prompts: list[Text], texts: list[Text], others: list[Text]) -> list[float]:
     """For every prompt with two different greedy replies, how far apart the target's logits of both tokens are where they part;
@@ -76,8 +82,8 @@ def gaps_where_parted(models: LoadedModels, prompts: list[Text], texts: list[Tex
     for prompt, text, other in zip(prompts, texts, others, strict=True):
         if text == other:
             continue
-        place = next((index for index, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), None)
-        if place is None:
+        place = parting(text, other)
+        if place == min(len(text), len(other)):
             gaps.append(float("inf"))
             continue
         hidden = read_texts(models.target, [prompt + text[:place]], ()).hidden[-1:]
@@ -140,8 +146,7 @@ def differences(
 ) -> Iterator[Difference]:
     for index, (reference, text) in enumerate(zip(references, texts, strict=True)):
         if text != reference:
-            pairs = enumerate(zip(reference, text, strict=False))
-            position = next((place for place, (a, b) in pairs if a != b), min(len(reference), len(text)))
+            position = parting(reference, text)
             yield Difference(variant, index, position, gap_at(model, prompts[index], reference, position, params[index]))
 
 

@@ -29,6 +29,7 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
         ValueError: the tree cannot be drafted, or the cache is too small for it.
     """
     tree_shape, tree_notes = resolve_tree(config, config.device)
+    check_simulation(config, tree_shape)
     spec, dtype, device = models.spec, models.dtype, config.device
     head = models.head if config.speculative_algorithm else None
     if head and tree_shape.top_k > (draft_vocab_size := len(head.token_map.target_ids)):
@@ -59,9 +60,8 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     runner = Runner(stepper, tree_shape, config.page_size, device)
     scheduler = Scheduler(limits, models.eos_token_ids, use_prefix_cache=not config.disable_radix_cache)
 
-    check_simulation(config, tree_shape)
     notes = unused_options(config) + models.notes + tree_notes
-    if runner.simulates:
+    if stepper.simulates:
         notes.append(
             f"WARNING: SIMULATED: --speculative-simulate-accept-length {config.speculative_simulate_accept_length} makes up what "
             "is accepted. The texts mean nothing; never serve anyone like this"

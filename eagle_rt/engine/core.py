@@ -44,7 +44,7 @@ class EngineCore:
             raise ValueError(f"prompt token {outside} is outside the vocabulary of {self._vocab_size}")
         seed = sampling.seed if sampling.seed is not None else self._seeds.getrandbits(63)
         request = Request(request_id, prompt, sampling, seed)
-        request.stats.is_simulated = self.runner.simulates
+        request.stats.is_simulated = self.runner.stepper.simulates
         self.scheduler.submit(request)
 
     def abort(self, request_id: str) -> TokenEvent | None:
@@ -94,7 +94,7 @@ class EngineCore:
         metrics.num_running, metrics.num_waiting = len(scheduler.running), len(scheduler.waiting)
         metrics.num_preemptions = scheduler.num_preemptions
         metrics.cache_use = scheduler.cache_use
-        metrics.is_simulated = self.runner.simulates
+        metrics.is_simulated = self.runner.stepper.simulates
         metrics.seconds = dict(self.runner.clock.seconds)
         return metrics
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eagle_rt.config import TreeShape
-from eagle_rt.engine.graphs import StepGraphs
+from eagle_rt.engine.graphs import StepGraph, StepGraphs
 from eagle_rt.engine.prepare import decode_sequences, prefill_batch, sampling_batch
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk, StepPlan, StepResult
@@ -41,11 +41,6 @@ class Runner:
         self.graphs: StepGraphs | None = None
         self._page_size, self._device = page_size, device
 
-    @property
-    def simulates(self) -> bool:
-        """Whether what is accepted is made up."""
-        return self.stepper.drafter is not None and self.stepper.simulated_length is not None
-
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """Do what the plan says; tokens come back to the host once per part."""
@@ -56,12 +51,12 @@ class Runner:
 
     def can_run_ahead(self, plan: StepPlan) -> bool:
         """Whether the plan is one captured step and nothing else, so that another may follow before its result is known."""
-        return bool(self.graphs and plan.decodes and not plan.chunks and self.graphs.find(len(plan.decodes)))
+        return bool(plan.decodes and not plan.chunks and self._graph_for(plan.decodes))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, *, follows: bool) -> Callable[[], StepResult]:
         """Start a captured step; the returned function waits for its result. See `StepGraph.launch`."""
-        graph = self.graphs.find(len(plan.decodes)) if self.graphs else None
+        graph = self._graph_for(plan.decodes)
         assert graph
         self.clock.start()
         read = graph.launch(plan.decodes, follows=follows)
@@ -75,13 +70,16 @@ class Runner:
 
         return result
 
+    def _graph_for(self, requests: tuple[Request, ...]) -> StepGraph | None:
+        return self.graphs.find(len(requests)) if self.graphs else None
+
     def _result(self, prefilled: list[int], rows: list[list[int]]) -> StepResult:
         """rows: `StepOutcome.rows` on the host."""
         decoded, broken = [row[2 : 2 + row[0]] for row in rows], [bool(row[1]) for row in rows]
         return StepResult(prefilled, decoded, self.tree_shape.num_draft_tokens - 1, broken)
 
     def _decode(self, requests: tuple[Request, ...]) -> list[list[int]]:
-        graph = self.graphs.find(len(requests)) if self.graphs else None
+        graph = self._graph_for(requests)
         if graph:
             rows = graph.launch(requests, follows=False)()
             self.clock.mark("step")

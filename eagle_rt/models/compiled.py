@@ -45,6 +45,23 @@ class CompiledPass:
         return self._eager(tokens, positions, attention, *rest)
 
 
+class CompilableLayers:
+    """A model whose `_layers(tokens, positions, attend, *rest)` may run compiled."""
+
+    _layers: Callable[..., Any]
+    _compiled: CompiledPass | None = None
+
+    def compile(self, row_counts: Iterable[int]) -> CompiledPass:
+        """From now on passes of so many rows run compiled; each is compiled when it first runs."""
+        if self._compiled is None:
+            self._compiled = CompiledPass(self._layers, ())
+        self._compiled.add(row_counts)
+        return self._compiled
+
+    def _run(self, tokens: Tensor, positions: Tensor, attention: CachedAttention, *rest: Any) -> Any:
+        return (self._compiled or self._layers)(tokens, positions, attention, *rest)
+
+
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` for arguments of one shape, compiled when it is first called, and unguarded."""
 

@@ -1,6 +1,5 @@
 """The target: one decoder for all supported families."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.models.compiled import CompiledPass
+from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.layers import Attend, Block, Linear, linear, norm, pass_context
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.spec import ModelSpec
@@ -31,7 +30,7 @@ class TargetOutput:
     features: Tensor | None
 
 
-class Decoder:
+class Decoder(CompilableLayers):
     """A Llama-like decoder on a paged cache.
 
     feature_layers: layers whose input is handed to the draft head; num_layers means the output of the last one, and
@@ -50,19 +49,10 @@ class Decoder:
         is_tied = spec.tie_word_embeddings or "lm_head.weight" not in checkpoint
         self.lm_head = Linear(self.embedding) if is_tied else linear(checkpoint, "lm_head", vocab_size, size)
         self._rope = Rope(spec.rope, context_length, dtype, device)
-        self._compiled: CompiledPass | None = None
 
     def forward(self, batch: Batch, pool: KVPool, backend: AttentionBackend, feature_layers: tuple[int, ...] = ()) -> TargetOutput:
         """One pass over the batch's T tokens, which also writes their cache rows."""
-        run = self._compiled or self._layers
-        return run(batch.tokens, batch.positions, CachedAttention(batch, pool, backend), feature_layers)
-
-    def compile(self, row_counts: Iterable[int]) -> CompiledPass:
-        """From now on passes of so many rows run compiled; each is compiled when it first runs."""
-        if self._compiled is None:
-            self._compiled = CompiledPass(self._layers, ())
-        self._compiled.add(row_counts)
-        return self._compiled
+        return self._run(batch.tokens, batch.positions, CachedAttention(batch, pool, backend), feature_layers)
 
     def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend, feature_layers: tuple[int, ...]) -> TargetOutput:
         context = pass_context(self._rope, positions, attend)

@@ -47,6 +47,11 @@ class Stepper:
     max_depth: int
     simulated_length: float | None = None
 
+    @property
+    def simulates(self) -> bool:
+        """Whether what is accepted is made up."""
+        return self.drafter is not None and self.simulated_length is not None
+
     def step(self, sequences: DecodeSequences, mark: Callable[[str], None] = lambda part: None) -> StepOutcome:
         """Advance every sequence by the tokens that the target confirms: at least one, at most max_depth + 1.
 

@@ -66,7 +66,7 @@ def test_it_is_off_unless_asked_for(target_dir: Path, head_dir: Path) -> None:
     assert not core.current_metrics().is_simulated
     plain = make_config(target_dir, speculative_simulate_accept_length=2.0)
     core, notes = build_core(plain, model_info(plain))
-    assert not core.runner.simulates
+    assert not core.runner.stepper.simulates
     assert not any("SIMULATED" in note for note in notes)
     assert any("nothing is drafted" in line for line in unused_options(plain))
 

@@ -29,6 +29,13 @@ def key_float(key):
     return bits.to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def take_best(keys, ids):
+    """The highest key, and the lowest id that has it."""
+    highest = tl.max(keys, 0)
+    return highest, tl.min(tl.where(keys == highest, ids, 2147483647), 0)
+
+
 def padded(count: int, least: int = 1) -> int:
     """The next power of two, which Triton's blocks must have."""
     return max(least, triton.next_power_of_2(count))

@@ -21,6 +21,31 @@ def _scaled(logits, row, block, vocab_size, temperature, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _mass_above(logits, row, key, best, vocab_size, temperature, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
+    """How many tokens have a higher key, or the sum of their probabilities, that of the best one being 1."""
+    mass = tl.zeros([BLOCK], tl.float32)
+    for block in range(0, vocab_size, BLOCK):
+        x = _scaled(logits, row, block, vocab_size, temperature, BLOCK)
+        weight = tl.full([BLOCK], 1.0, tl.float32)
+        if not COUNTS:
+            weight = tl.exp(x - best)
+        mass += tl.where(float_key(x) > key, weight, 0.0)
+    return tl.sum(mass, 0)
+
+
+@triton.jit
+def _least_key(logits, row, low, best, allowed, vocab_size, temperature, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The least key, from `low` up to the best one's, above which there is less than `allowed`."""
+    high = float_key(best).to(tl.int64)
+    while low < high:
+        middle = (low + high) >> 1
+        is_enough = _mass_above(logits, row, middle, best, vocab_size, temperature, COUNTS, BLOCK) < allowed
+        high = tl.where(is_enough, middle, high)
+        low = tl.where(is_enough, low, middle + 1)
+    return low
+
+
+@triton.jit
 def _thresholds(
     logits,  # [R, vocab_size]
     temperatures,  # [B] float32
@@ -42,35 +67,12 @@ def _thresholds(
         for block in range(0, vocab_size, BLOCK):
             highest = tl.maximum(highest, _scaled(logits, row, block, vocab_size, temperature, BLOCK))
         best = tl.max(highest, 0)
-        # Every search is for the least key above which less is left than the filter allows.
         low = tl.full([], MINUS_INF_KEY, tl.int64)
         if top_k > 0:
-            high = float_key(best).to(tl.int64)
-            while low < high:
-                middle = (low + high) >> 1
-                above = tl.zeros([BLOCK], tl.int32)
-                for block in range(0, vocab_size, BLOCK):
-                    above += (float_key(_scaled(logits, row, block, vocab_size, temperature, BLOCK)) > middle).to(tl.int32)
-                is_enough = tl.sum(above, 0) < top_k
-                high = tl.where(is_enough, middle, high)
-                low = tl.where(is_enough, low, middle + 1)
+            low = _least_key(logits, row, low, best, top_k, vocab_size, temperature, True, BLOCK)
         if top_p < 1.0:
-            kept = low
-            total = tl.zeros([BLOCK], tl.float32)
-            for block in range(0, vocab_size, BLOCK):
-                x = _scaled(logits, row, block, vocab_size, temperature, BLOCK)
-                total += tl.where(float_key(x) >= kept, tl.exp(x - best), 0.0)
-            allowed = tl.sum(total, 0) * top_p
-            high = float_key(best).to(tl.int64)
-            while low < high:
-                middle = (low + high) >> 1
-                above = tl.zeros([BLOCK], tl.float32)
-                for block in range(0, vocab_size, BLOCK):
-                    x = _scaled(logits, row, block, vocab_size, temperature, BLOCK)
-                    above += tl.where(float_key(x) > middle, tl.exp(x - best), 0.0)
-                is_enough = tl.sum(above, 0) < allowed
-                high = tl.where(is_enough, middle, high)
-                low = tl.where(is_enough, low, middle + 1)
+            allowed = _mass_above(logits, row, low - 1, best, vocab_size, temperature, False, BLOCK) * top_p
+            low = _least_key(logits, row, low, best, allowed, vocab_size, temperature, False, BLOCK)
         threshold = key_float(low.to(tl.int32))
         if min_p > 0.0:
             threshold = tl.maximum(threshold, best + tl.log(min_p))

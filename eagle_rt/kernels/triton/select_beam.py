@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eagle_rt.kernels.triton.common import NO_KEY, float_key, padded
+from eagle_rt.kernels.triton.common import NO_KEY, float_key, padded, take_best
 
 
 @triton.jit
@@ -28,8 +28,7 @@ def _select_beam(
     values = tl.load(scores + sequence * NUM_CHILDREN + children, mask=is_child, other=0.0)
     keys = tl.where(is_child, float_key(values), NO_KEY)
     for rank in tl.static_range(TOP_K):
-        highest = tl.max(keys, 0)
-        child = tl.min(tl.where(keys == highest, children, 2147483647), 0)
+        _, child = take_best(keys, children)
         tl.store(best + sequence * TOP_K + rank, child.to(tl.int64))
         tl.store(best_scores + sequence * TOP_K + rank, tl.load(scores + sequence * NUM_CHILDREN + child))
         parent = child // (NUM_CHILDREN // NUM_PARENTS)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eagle_rt.kernels.triton.common import NO_KEY, float_key, key_float, padded
+from eagle_rt.kernels.triton.common import NO_KEY, float_key, key_float, padded, take_best
 from eagle_rt.kernels.triton.noise import gumbel_noise
 
 BLOCK = 2048
@@ -26,13 +26,6 @@ class KernelNoise:
     thresholds: Tensor
     positions: Tensor
     token_ids: Tensor
-
-
-@triton.jit
-def _take_best(keys, ids):
-    """The highest key, and the lowest id that has it."""
-    highest = tl.max(keys, 0)
-    return highest, tl.min(tl.where(keys == highest, ids, 2147483647), 0)
 
 
 @triton.jit
@@ -72,7 +65,7 @@ def _top_of_split(
     norm = tl.log(tl.sum(tl.exp(tl.where(is_token & (x == x), x, -float("inf")) - base), 0)) + base
     tl.store(norms + place, tl.where(has_nan, float("nan"), norm))
     for rank in tl.static_range(TOP_K):
-        key, token = _take_best(keys, tokens)
+        key, token = take_best(keys, tokens)
         tl.store(top_keys + place * TOP_K + rank, key)
         tl.store(top_tokens + place * TOP_K + rank, token)
         keys = tl.where(tokens == token, NO_KEY, keys)
@@ -105,7 +98,7 @@ def _top_of_row(
     keys = tl.load(top_keys + row * num_splits * TOP_K + entries, mask=is_entry, other=NO_KEY)
     ids = tl.load(top_tokens + row * num_splits * TOP_K + entries, mask=is_entry, other=2147483647)
     for rank in tl.static_range(TOP_K):
-        key, token = _take_best(keys, ids)
+        key, token = take_best(keys, ids)
         score = tl.where(has_nan, -float("inf"), parent_score + (key_float(key) - norm))
         # -inf among the logits, or a parent that is out already: -inf minus anything.
         score = tl.where(score == score, score, -float("inf"))

@@ -181,16 +181,15 @@ def tree_attention(
     group = num_heads // num_kv_heads
     num_rows = max_queries * group
     block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
-    num_programs = triton.cdiv(num_rows, block_m) * len(kv_lens) * num_kv_heads
-    num_splits = splits_for(num_programs, pages.shape[1] * page_size)
+    num_tiles, num_pairs = triton.cdiv(num_rows, block_m), len(kv_lens) * num_kv_heads
+    num_splits = splits_for(num_tiles * num_pairs, pages.shape[1] * page_size)
     padded_dim = padded(head_dim, least=16)
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
     parts, part_norms = output, output
     if num_splits > 1:
         parts = queries.new_empty(num_tokens, num_heads, num_splits, head_dim, dtype=torch.float32)
         part_norms = queries.new_empty(num_tokens, num_heads, num_splits, dtype=torch.float32)
-    grid = (triton.cdiv(num_rows, block_m), len(kv_lens) * num_kv_heads, num_splits)
-    _attend[grid](
+    _attend[num_tiles, num_pairs, num_splits](
         queries,
         storage,
         pages,
@@ -237,6 +236,6 @@ def mask_words(tree_mask: Tensor) -> Tensor:
     """[..., W] int64 from a bool mask [..., C]: bit j of word w is column 64 w + j."""
     num_columns = tree_mask.shape[-1]
     num_words = -(-num_columns // 64)
-    padded = torch.nn.functional.pad(tree_mask, (0, num_words * 64 - num_columns))
+    filled = torch.nn.functional.pad(tree_mask, (0, num_words * 64 - num_columns))
     bits = torch.ones(64, dtype=torch.int64, device=tree_mask.device) << torch.arange(64, device=tree_mask.device)
-    return (padded.unflatten(-1, (num_words, 64)) * bits).sum(dim=-1)
+    return (filled.unflatten(-1, (num_words, 64)) * bits).sum(dim=-1)

@@ -2,7 +2,6 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Protocol, Self
 
@@ -15,7 +14,7 @@ from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.rms_norm import RMSNorm
-from eagle_rt.models.compiled import CompiledPass
+from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.spec import HeadSpec
 from eagle_rt.models.layers import Attend, Block, Linear, norm, optional_norm, pass_context
@@ -54,7 +53,7 @@ class DraftHead(Protocol):
         ...
 
 
-class Head(ABC):
+class Head(CompilableLayers, ABC):
     """A head of one or a few decoder layers. Kinds differ in how token and hidden state enter the first of them.
 
     Weights are fixed at construction. Everything else that a head goes by stands in `spec`.
@@ -81,7 +80,6 @@ class Head(ABC):
         self.token_map = identity_map(vocab_size)
         self._lm_head: Linear = target.lm_head
         self._rope = self._make_rope()
-        self._compiled: CompiledPass | None = None
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -127,14 +125,7 @@ class Head(ABC):
         return features
 
     def forward(self, tokens: Tensor, hidden: Tensor, batch: Batch, pool: KVPool, backend: AttentionBackend) -> Tensor:
-        return (self._compiled or self._layers)(tokens, batch.positions, CachedAttention(batch, pool, backend), hidden)
-
-    def compile(self, row_counts: Iterable[int]) -> CompiledPass:
-        """From now on passes of so many rows run compiled; each is compiled when it first runs."""
-        if self._compiled is None:
-            self._compiled = CompiledPass(self._layers, ())
-        self._compiled.add(row_counts)
-        return self._compiled
+        return self._run(tokens, batch.positions, CachedAttention(batch, pool, backend), hidden)
 
     def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend, hidden: Tensor) -> Tensor:
         context = pass_context(self._rope, positions, attend)
