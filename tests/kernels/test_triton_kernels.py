@@ -69,7 +69,7 @@ def test_add_rms_norm(rows: int, size: int, adds: bool, dtype: torch.dtype, seed
     )
     total, normed = add_rms_norm(x, delta if adds else None, weight, 1e-5)
     expected = x + delta if adds else x
-    close(total, expected, dtype)  # the interpreter cuts bfloat16 off where others round
+    assert torch.equal(total, expected)
     close(normed, RMSNorm(weight, 1e-5)(total), dtype)
 
 

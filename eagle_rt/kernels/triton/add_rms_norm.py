@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eagle_rt.kernels.triton.common import padded
+from eagle_rt.kernels.triton.common import padded, rounded
 
 
 @triton.jit
@@ -16,12 +16,12 @@ def _add_rms_norm(x, delta, weight, total, normed, eps, SIZE: tl.constexpr, BLOC
     values = tl.load(x + row * SIZE + columns, mask=is_column, other=0.0).to(tl.float32)
     if ADDS:
         values += tl.load(delta + row * SIZE + columns, mask=is_column, other=0.0).to(tl.float32)
-        rounded = values.to(total.dtype.element_ty)
-        tl.store(total + row * SIZE + columns, rounded, mask=is_column)
-        values = rounded.to(tl.float32)
+        total_values = rounded(values, total.dtype.element_ty)
+        tl.store(total + row * SIZE + columns, total_values, mask=is_column)
+        values = total_values.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(values * values, 0) / SIZE + eps)
     weights = tl.load(weight + columns, mask=is_column, other=0.0).to(tl.float32)
-    tl.store(normed + row * SIZE + columns, (values * scale * weights).to(normed.dtype.element_ty), mask=is_column)
+    tl.store(normed + row * SIZE + columns, rounded(values * scale * weights, normed.dtype.element_ty), mask=is_column)
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ import triton.language as tl
 
 # The interpreter computes in numpy, which has no bfloat16.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = tl.constexpr(IS_INTERPRETED)
 # Below the key of every float, -inf included: an entry that is taken, or not there.
 NO_KEY = tl.constexpr(-(2**31))
 MINUS_INF_KEY = tl.constexpr(-2139095041)
@@ -27,6 +28,16 @@ def key_float(key):
     """The float32 that has this key."""
     bits = key ^ ((key >> 31) & 0x7FFFFFFF)
     return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def rounded(x, dtype: tl.constexpr):
+    """The float32 x in another precision, rounded to nearest: the interpreter alone would cut bfloat16 off."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        x = bits.to(tl.float32, bitcast=True)
+    return x.to(dtype)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eagle_rt.kernels.triton.common import padded
+from eagle_rt.kernels.triton.common import padded, rounded
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def _rotate_and_write(
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pairs = tl.arange(0, BLOCK)
     is_pair = pairs < HALF
-    dtype = queries.dtype.element_ty
+    dtype: tl.constexpr = queries.dtype.element_ty
     place = qkv + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * 2 * HALF + pairs
     first = tl.load(place, mask=is_pair, other=0.0).to(tl.float32)
     second = tl.load(place + HALF, mask=is_pair, other=0.0).to(tl.float32)
@@ -43,7 +43,7 @@ def _rotate_and_write(
             weight = query_weight if is_query else key_weight
             first *= scale * tl.load(weight + pairs, mask=is_pair, other=0.0).to(tl.float32)
             second *= scale * tl.load(weight + HALF + pairs, mask=is_pair, other=0.0).to(tl.float32)
-            first, second = first.to(dtype).to(tl.float32), second.to(dtype).to(tl.float32)
+            first, second = rounded(first, dtype).to(tl.float32), rounded(second, dtype).to(tl.float32)
         angle = token * 2 * HALF + HALF + pairs
         c = tl.load(cos + angle, mask=is_pair, other=0.0).to(tl.float32)
         s = tl.load(sin + angle, mask=is_pair, other=0.0).to(tl.float32)
@@ -55,8 +55,8 @@ def _rotate_and_write(
     else:
         slot = tl.load(slots + token)
         target = storage + slot * stride_slot + (head - NUM_HEADS) * 2 * HALF + pairs
-    tl.store(target, first.to(dtype), mask=is_pair)
-    tl.store(target + HALF, second.to(dtype), mask=is_pair)
+    tl.store(target, rounded(first, dtype), mask=is_pair)
+    tl.store(target + HALF, rounded(second, dtype), mask=is_pair)
 
 
 def rotate_and_write(

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eagle_rt.kernels.triton.common import padded
+from eagle_rt.kernels.triton.common import padded, rounded
 
 
 @triton.jit
@@ -15,8 +15,8 @@ def _silu_and_mul(gate_and_up, output, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     gate = tl.load(gate_and_up + row * 2 * SIZE + columns, mask=is_column, other=0.0).to(tl.float32)
     up = tl.load(gate_and_up + row * 2 * SIZE + SIZE + columns, mask=is_column, other=0.0).to(tl.float32)
     # The gate is rounded before it is multiplied, as it is where both are operators of their own.
-    gate = (gate / (1.0 + tl.exp(-gate))).to(output.dtype.element_ty).to(tl.float32)
-    tl.store(output + row * SIZE + columns, (gate * up).to(output.dtype.element_ty), mask=is_column)
+    gate = rounded(gate / (1.0 + tl.exp(-gate)), output.dtype.element_ty).to(tl.float32)
+    tl.store(output + row * SIZE + columns, rounded(gate * up, output.dtype.element_ty), mask=is_column)
 
 
 def silu_and_mul(gate_and_up: Tensor) -> Tensor:
