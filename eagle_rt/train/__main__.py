@@ -55,7 +55,12 @@ def add_fit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument("--batch-size", type=int, default=16, help="rows a step, over all devices")
     parser.add_argument("--micro-batch-size", type=int, default=2, help="rows a device reads at once; the rest is accumulated")
     parser.add_argument("--num-unrolled", type=int, help="passes over the head's own outputs (default: EAGLE3 7, EAGLE 1)")
-    parser.add_argument("--draft-vocab-size", type=int, default=32000, help="of an EAGLE3 head: the answers' most frequent tokens")
+    parser.add_argument(
+        "--draft-vocab-size",
+        type=int,
+        default=32000,
+        help="of an EAGLE3 head: the answers' most frequent tokens; more than a --start-from has are added to it",
+    )
     parser.add_argument("--max-length", type=int, default=2048, help="tokens of a row; the rest is cut off")
     parser.add_argument("--learning-rate", type=float, default=1e-4, help="at its peak; Muon's for matrices is ten times that")
     parser.add_argument("--optimizer", choices=["adamw", "muon"], default="adamw")

@@ -28,7 +28,8 @@ NUM_EVALUATED_TEXTS = 128
 @dataclass(frozen=True)
 class FitConfig:
     """kind: EAGLE3 or EAGLE; batch_size rows a step, read `micro_batch_size` at a time; num_unrolled passes over the head's own
-    outputs; optimizer: adamw, or muon, which small heads learn faster with; start_from: a head that `export` wrote."""
+    outputs; optimizer: adamw, or muon, which small heads learn faster with; start_from: a head that `export` wrote,
+    whose draft vocabulary grows if draft_vocab_size is larger."""
 
     kind: str
     num_steps: int
@@ -76,9 +77,10 @@ def make_trainee(target: Decoder, config: FitConfig, texts: list[Text]) -> Train
         draft_vocab_size = min(config.draft_vocab_size, vocab_size)
         answers = torch.tensor([token for text in texts for token in text.tokens[text.answer_start :]])
         draft_tokens = most_frequent_tokens(answers, vocab_size, draft_vocab_size)
-        draft_tokens = given.get("draft_tokens", draft_tokens)
-        draft_vocab_size = len(draft_tokens)
-        trainee = Eagle3Trainee(head_config(target, config.kind, draft_vocab_size), draft_tokens)
+        if "draft_tokens" in given and "lm_head.weight" in given:
+            given = widened(given, draft_tokens, lm_head)
+            draft_tokens = given["draft_tokens"]
+        trainee = Eagle3Trainee(head_config(target, config.kind, len(draft_tokens)), draft_tokens)
     else:
         # Under autocast the target's own weights will do; float32 products need them in float32.
         frozen = lm_head.float() if config.precision == torch.float32 else lm_head
@@ -91,6 +93,20 @@ def make_trainee(target: Decoder, config: FitConfig, texts: list[Text]) -> Train
         except RuntimeError as error:
             raise ValueError(f"{config.start_from} is no {config.kind} head for this target: {error}") from None
     return trainee
+
+
+def widened(given: dict[str, Tensor], draft_tokens: Tensor, lm_head: Tensor) -> dict[str, Tensor]:
+    """The weights of a head whose draft vocabulary is its own and, if there are more of them, the `draft_tokens` too.
+
+    draft_tokens: ascending ids [W]; lm_head: [V, H] of the target, whose rows those of the new tokens begin as.
+    """
+    own = given["draft_tokens"]
+    if len(draft_tokens) <= len(own):
+        return given
+    tokens = torch.cat((own, draft_tokens)).unique()
+    rows = lm_head[tokens].to(given["lm_head.weight"])
+    rows[torch.isin(tokens, own)] = given["lm_head.weight"]
+    return {**given, "draft_tokens": tokens, "lm_head.weight": rows}
 
 
 def memory_lines(target: Decoder, trainee: Trainee, config: FitConfig, longest: int) -> list[str]:

@@ -141,12 +141,26 @@ def test_a_head_can_be_trained_further(target_dir: Path, tmp_path: Path, kind: s
     export_head(first.trainee.config, first.trainee.state_dict(), tmp_path / "head", torch.float32)
     further = trainer(target_dir, kind=kind, start_from=tmp_path / "head", draft_vocab_size=7)
     assert same(first.trainee.state_dict(), further.trainee.state_dict())
+    if kind == "EAGLE3":
+        check_widened(target_dir, first.trainee.state_dict(), tmp_path / "head")
 
     other = "EAGLE" if kind == "EAGLE3" else "EAGLE3"
     with pytest.raises(ValueError, match=f"is no {other} head for this target"):
         trainer(target_dir, kind=other, start_from=tmp_path / "head")
     with pytest.raises(FileNotFoundError, match="--start-from takes a head"):
         trainer(target_dir, kind=kind, start_from=tmp_path / "run")
+
+
+def check_widened(target_dir: Path, first: dict[str, torch.Tensor], head_dir: Path) -> None:
+    """A larger draft vocabulary: what the head knew stays, and the rest begins as the target's output layer."""
+    own, num_own = first["draft_tokens"].tolist(), len(first["draft_tokens"])
+    wider = trainer(target_dir, kind="EAGLE3", start_from=head_dir, draft_vocab_size=num_own + 20).trainee.state_dict()
+    lm_head = load_target(target_dir).lm_head.weight
+    tokens = wider["draft_tokens"].tolist()
+    assert set(own) < set(tokens)
+    assert tokens == sorted(set(tokens))
+    for row, token in zip(wider["lm_head.weight"], tokens, strict=True):
+        assert torch.equal(row, first["lm_head.weight"][own.index(token)] if token in own else lm_head[token])
 
 
 def test_two_processes_make_the_same_step(target_dir: Path, tmp_path: Path) -> None:
