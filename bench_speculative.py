@@ -14,10 +14,13 @@ from tqdm import tqdm
 from eagle_rt.bench.remote import measure_server
 from eagle_rt.bench.report import best_per_batch_size, flags, plot, print_table
 from eagle_rt.bench.sweep import grid, rows, run_sweep
+from eagle_rt.bench.tune import Tuner
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
 from eagle_rt.engine.load import load_models, model_info
+from eagle_rt.engine.profile import default_file, subject_of
 from eagle_rt.engine.request import SamplingParams
+from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument("--steps", type=int, nargs="+", default=[1, 3, 5], help="depths of the tree")
     sweep.add_argument("--topk", type=int, nargs="+", default=[1, 4], help="children per node")
     sweep.add_argument("--num-draft-tokens", type=int, nargs="+", default=[4, 8, 16], help="nodes verified, with the root")
+    sweep.add_argument("--adaptive", action="store_true", help="also measure adaptive trees, up to the largest of these numbers")
     sweep.add_argument("--dataset", default="builtin", help="builtin, a .jsonl file, or a name in --dataset-dir such as mt_bench")
     sweep.add_argument("--dataset-dir", type=Path, help="folder with mt_bench.jsonl, gsm8k.jsonl, humaneval.jsonl")
     sweep.add_argument("--num-prompts", type=int, help="use only the first ones")
@@ -37,7 +41,11 @@ def parser() -> argparse.ArgumentParser:
     sweep.add_argument("--base-url", help="measure a running server instead, as it is")
     sweep.add_argument("--api-key", help="of that server")
     sweep.add_argument("--output", type=Path, help="append the rows as JSON lines")
-    sweep.add_argument("--plot", type=Path, metavar="DIR", help="write a heat-map and a Pareto plot")
+    sweep.add_argument("--plot", type=Path, metavar="DIR", help="write heat-maps, Pareto plots and more")
+    tuning = parser.add_argument_group("tuning")
+    tuning.add_argument("--tune", action="store_true", help="search instead of a sweep, and write a profile for this machine")
+    tuning.add_argument("--tune-temperatures", type=float, nargs="+", default=[0.0, 1.0], help="to tune for")
+    tuning.add_argument("--profile-output", type=Path, help="of the profile; default: where `--speculative-profile auto` looks")
     add_flags(parser)
     return parser
 
@@ -48,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
         if not args.speculative_algorithm:
             args.speculative_algorithm = "EAGLE3"
         config = resolve_device(config_from_args(args))
+        if args.tune:
+            return tune(args, config)
         table = measure_remote(args, config) if args.base_url else measure_here(args, config)
     except (ValueError, FileNotFoundError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -73,14 +83,53 @@ def measure_here(args: argparse.Namespace, config: EngineConfig) -> list[dict[st
     info = model_info(config)
     workload = load_workload(args.dataset, args.dataset_dir, info.tokenizer, args.num_prompts)
     sampling = SamplingParams(temperature=args.temperature, seed=args.seed, max_new_tokens=args.max_new_tokens)
-    settings = grid(args.batch_size, args.steps, args.topk, args.num_draft_tokens)
+    adaptive = largest_tree(args) if args.adaptive else None
+    settings = grid(args.batch_size, args.steps, args.topk, args.num_draft_tokens, adaptive)
     with tqdm(total=len(settings) * args.repeats, unit="run") as progress:
 
         def on_progress(setting: Any) -> None:
-            progress.set_description(f"batch {setting.batch_size}, tree {setting.tree}")
+            progress.set_description(f"batch {setting.batch_size}, {setting}")
             progress.update()
 
         return rows(run_sweep(load_models(config, info), config, settings, workload, sampling, args.repeats, on_progress))
+
+
+def largest_tree(args: argparse.Namespace) -> TreeShape:
+    steps, top_k = max(args.steps), max(args.topk)
+    return TreeShape(steps, top_k, min(max(args.num_draft_tokens), num_tree_nodes(steps, top_k)))
+
+
+def tune(args: argparse.Namespace, config: EngineConfig) -> int:
+    """Search for the best settings; write and name the profile, and print the flags that use it. The last line is JSON."""
+    info = model_info(config)
+    workload = load_workload(args.dataset, args.dataset_dir, info.tokenizer, args.num_prompts)
+    subject = subject_of(config, info)
+    file = args.profile_output or default_file(subject)
+    with tqdm(unit="run") as progress:
+
+        def on_progress(description: str) -> None:
+            progress.set_description(description)
+            progress.update()
+
+        tuner = Tuner(load_models(config, info), config, subject, workload, args.seed)
+        profile, _ = tuner.run(args.batch_size, args.tune_temperatures, on_progress)
+    profile.write(file)
+    for row in profile.best:
+        fixed, adaptive = row["fixed"], row["adaptive"]
+        print(
+            f"batch {row['batch_size']}, temperature {row['temperature']:g}: none {row['none']} tokens/s, best fixed tree "
+            f"{tree_numbers(fixed)} {fixed['tokens_per_second']}, adaptive up to {tree_numbers(adaptive)} "
+            f"{adaptive['tokens_per_second']}"
+        )
+    print(f"wrote {file}")
+    where = "auto" if args.profile_output is None else file
+    print(f"use it: --speculative-algorithm {config.speculative_algorithm} --speculative-profile {where}")
+    print(json.dumps({"environment": environment(config), "profile": str(file), "best": profile.best}))
+    return 0
+
+
+def tree_numbers(entry: dict[str, Any]) -> str:
+    return f"({entry['num_steps']}, {entry['top_k']}, {entry['num_draft_tokens']})"
 
 
 def measure_remote(args: argparse.Namespace, config: EngineConfig) -> list[dict[str, Any]]:

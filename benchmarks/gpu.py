@@ -34,11 +34,12 @@ from eagle_rt.bench.lossless import gaps_where_parted
 from eagle_rt.bench.report import print_table
 from eagle_rt.bench.sweep import Measurement, Setting, core_for, measure_once, rows
 from eagle_rt.bench.workload import Workload, load_workload
-from eagle_rt.config import DTYPES, NO_SPECULATION, EngineConfig, TreeShape
+from eagle_rt.config import DTYPES, EngineConfig
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels, load_models, model_info, num_weights
 from eagle_rt.engine.prepare import decode_sequences
 from eagle_rt.engine.request import SamplingParams
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 ROOT = Path(__file__).parents[1]
 TREES = [(3, 1, 4), (5, 1, 6), (3, 4, 16), (5, 4, 16), (5, 8, 32), (7, 10, 60)]

@@ -44,7 +44,7 @@ class Batch:
     tokens, positions, slots: [T] int64; `slots` are the cache rows that the pass writes.
     query_starts: B + 1 host integers; sequence b owns the rows query_starts[b] : query_starts[b + 1].
     tree_mask: what each query sees of the last C visible rows; every row before those is visible to all, and None means causal.
-        [B, Q, C] bool (Q query rows for every sequence), or the same as a `MaskWords`.
+        [B, Q, C] bool (Q query rows for every sequence), or the same as a `MaskWords`; or for each sequence its own [Q, C] bool.
     """
 
     tokens: Tensor
@@ -52,7 +52,7 @@ class Batch:
     slots: Tensor
     query_starts: tuple[int, ...]
     rows: HostRows | DeviceRows
-    tree_mask: "Tensor | MaskWords | None"
+    tree_mask: "Tensor | MaskWords | tuple[Tensor, ...] | None"
 
     @property
     def batch_size(self) -> int:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes
+
 ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -16,6 +18,9 @@ FIT_CHECKS = ("off", "warn", "auto")
 DEFAULT_TREE = {"cpu": (3, 2, 8), "cuda": (5, 4, 16)}
 # A multi-token-prediction layer was trained for one step.
 DEFAULT_MTP_TREE = (1, 1, 2)
+# The largest tree of a draft that is sized by what it costs.
+DEFAULT_BOUNDS = {"cpu": (6, 4, 24), "cuda": (8, 8, 64)}
+TREES = ("auto", "adaptive", "fixed")
 
 
 def option(group: str, help: str, default: Any = MISSING, **flag: Any) -> Any:
@@ -90,6 +95,23 @@ class EngineConfig:
         "auto",
         choices=list(COUPLINGS),
     )
+    speculative_tree: str = option(
+        "speculation",
+        "adaptive: every step drafts what is expected to pay, up to the three numbers above, or nothing. fixed: exactly those "
+        "numbers. auto: adaptive on a CPU; on a GPU fixed, until the other has been measured.",
+        "auto",
+        choices=list(TREES),
+    )
+    speculative_disable_by_batch_size: int | None = option(
+        "speculation", "Draft nothing while more requests than this are decoded together.", None, type=int
+    )
+    speculative_profile: str | None = option(
+        "speculation",
+        "What a tuning run has measured here (bench_speculative.py --tune): a file, or auto, the one in the cache folder if it is "
+        "there. It gives the numbers of the tree, and adaptive trees their costs and estimates, which are otherwise measured at "
+        "start and learned.",
+        None,
+    )
     speculative_simulate_accept_length: float | None = option(
         "speculation",
         "For benchmarks only: make up what is accepted, so many tokens a step on average, to see what a head would be worth. "
@@ -152,7 +174,13 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("page_size", "max_running_requests", "chunked_prefill_size"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("context_length", "max_total_tokens", "torch_compile_max_bs", "cuda_graph_max_bs"):
+        for name in (
+            "context_length",
+            "max_total_tokens",
+            "torch_compile_max_bs",
+            "cuda_graph_max_bs",
+            "speculative_disable_by_batch_size",
+        ):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least 1")
         smallest = min(self.cuda_graph_bs or (1,))
@@ -164,6 +192,7 @@ class EngineConfig:
         require(algorithm in (None, *ALGORITHMS), "speculative_algorithm", algorithm, f"one of {', '.join(ALGORITHMS)}")
         coupling = self.speculative_coupling
         require(coupling in COUPLINGS, "speculative_coupling", coupling, f"one of {', '.join(COUPLINGS)}")
+        require(self.speculative_tree in TREES, "speculative_tree", self.speculative_tree, f"one of {', '.join(TREES)}")
         fit_check = self.speculative_fit_check
         require(fit_check in FIT_CHECKS, "speculative_fit_check", fit_check, f"one of {', '.join(FIT_CHECKS)}")
 
@@ -171,6 +200,13 @@ class EngineConfig:
     def drafts_with_own_layers(self) -> bool:
         """The target's own multi-token-prediction layer drafts, and no head."""
         return bool(self.speculative_algorithm in ("EAGLE", "NEXTN") and self.model_path and not self.speculative_draft_model_path)
+
+    @property
+    def sizes_trees(self) -> bool:
+        """Whether trees are adaptive; the device has been decided. Made-up acceptance says nothing about what pays."""
+        if not self.speculative_algorithm or self.speculative_simulate_accept_length is not None:
+            return False
+        return self.speculative_tree == "adaptive" or (self.speculative_tree == "auto" and self.device == "cpu")
 
 
 def require(condition: bool, name: str, value: object, expectation: str) -> None:
@@ -180,36 +216,6 @@ def require(condition: bool, name: str, value: object, expectation: str) -> None
 
 def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
-
-
-@dataclass(frozen=True)
-class TreeShape:
-    """num_steps levels below the root, top_k children a node, num_draft_tokens nodes with the root: D, K and N."""
-
-    num_steps: int
-    top_k: int
-    num_draft_tokens: int
-
-    @property
-    def max_depth(self) -> int:
-        """The longest path that a tree of so many nodes can hold."""
-        return min(self.num_steps, self.num_draft_tokens - 1)
-
-    @property
-    def num_scratch_rows(self) -> int:
-        """Cache rows that a request needs past its text: the tree itself, or the head's beams, whichever is more."""
-        return max(self.num_draft_tokens, self.top_k * (self.num_steps - 1))
-
-    def __str__(self) -> str:
-        return f"({self.num_steps}, {self.top_k}, {self.num_draft_tokens})"
-
-
-NO_SPECULATION = TreeShape(num_steps=0, top_k=0, num_draft_tokens=1)
-
-
-def num_tree_nodes(num_steps: int, top_k: int) -> int:
-    """Nodes that a beam of top_k over num_steps levels can supply, the root included."""
-    return 1 + top_k + (num_steps - 1) * top_k**2
 
 
 def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str]]:
@@ -224,7 +230,8 @@ def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str
             raise ValueError("--speculative-num-steps, -eagle-topk and -num-draft-tokens need --speculative-algorithm")
         return NO_SPECULATION, []
 
-    default = DEFAULT_MTP_TREE if config.drafts_with_own_layers else DEFAULT_TREE[device]
+    defaults = DEFAULT_BOUNDS if config.sizes_trees else DEFAULT_TREE
+    default = DEFAULT_MTP_TREE if config.drafts_with_own_layers else defaults[device]
     default_steps, default_top_k, default_tokens = default
     num_steps = given[0] if given[0] is not None else default_steps
     top_k = given[1] if given[1] is not None else default_top_k
@@ -247,7 +254,8 @@ def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str
             f"({supply}, the root included): ask for at most {supply}, or for more steps or a larger top-k"
         )
     if None in given:
-        notes.append(f"draft tree (steps, top-k, draft tokens): {TreeShape(num_steps, top_k, num_tokens)}")
+        kind = "largest draft tree" if config.sizes_trees else "draft tree"
+        notes.append(f"{kind} (steps, top-k, draft tokens): {TreeShape(num_steps, top_k, num_tokens)}")
     return TreeShape(num_steps, top_k, num_tokens), notes
 
 
@@ -269,6 +277,10 @@ def unused_options(config: EngineConfig) -> list[str]:
     lines = []
     if config.torch_compile_max_bs is not None and not config.enable_torch_compile:
         lines.append("--torch-compile-max-bs: nothing is compiled without --enable-torch-compile")
+    if not config.speculative_algorithm:
+        for name in ("speculative_disable_by_batch_size", "speculative_profile"):
+            if getattr(config, name) is not None:
+                lines.append(f"{flag_name(name)}: nothing is drafted without --speculative-algorithm")
     if config.speculative_simulate_accept_length is not None and not config.speculative_algorithm:
         lines.append("--speculative-simulate-accept-length: nothing is drafted without --speculative-algorithm")
     if config.cuda_graph_max_bs is not None or config.cuda_graph_bs:

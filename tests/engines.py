@@ -29,7 +29,7 @@ def make_config(target_dir: Path, head_dir: Path | None = None, tree: Tree | Non
             "speculative_num_draft_tokens": tree[2],
             **options,
         }
-    defaults = {"max_total_tokens": 4096, "device": "cpu", "speculative_fit_check": "off"}
+    defaults = {"max_total_tokens": 4096, "device": "cpu", "speculative_fit_check": "off", "speculative_tree": "fixed"}
     return EngineConfig(model_path=str(target_dir), **{**defaults, **options})
 
 

@@ -5,7 +5,8 @@ import pytest
 
 import bench_speculative
 import launch_server
-from eagle_rt.config import EngineConfig, TreeShape, num_tree_nodes, resolve_tree, unused_options
+from eagle_rt.config import EngineConfig, resolve_tree, unused_options
+from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
 
 def parse(command: str) -> EngineConfig:

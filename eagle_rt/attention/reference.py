@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eagle_rt.batch import Batch, HostRows
+from eagle_rt.batch import Batch, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
 
 
@@ -81,9 +81,9 @@ def visible_rows(batch: Batch, b: int, kv_len: int) -> Tensor | None:
         if num_queries == 1:
             return None
         return torch.ones(num_queries, kv_len, dtype=torch.bool, device=device).tril(kv_len - num_queries)
-    assert isinstance(batch.tree_mask, Tensor)
+    assert not isinstance(batch.tree_mask, MaskWords)
     tree_mask = batch.tree_mask[b]
-    if tree_mask.shape[0] == 1:
+    if tree_mask.shape[0] == 1 and (isinstance(batch.tree_mask, Tensor) or bool(tree_mask.all())):
         return None  # a lone row of a chain sees all that came before it
     prefix = torch.ones(num_queries, kv_len - tree_mask.shape[1], dtype=torch.bool, device=device)
     return torch.cat((prefix, tree_mask), dim=1)

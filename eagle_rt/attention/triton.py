@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from eagle_rt.batch import Batch, DeviceRows, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
@@ -42,6 +43,11 @@ class TritonAttention:
         if batch.tree_mask is None:
             # Causal: a row sees all but the ones after it.
             prefixes, masks = kv_lens - later, torch.zeros(len(batch.tokens), 0, dtype=torch.int64, device=device)
+        elif isinstance(batch.tree_mask, tuple):
+            columns = [mask.shape[1] for mask in batch.tree_mask for _ in range(len(mask))]
+            prefixes = kv_lens - torch.tensor(columns, dtype=torch.int32, device=device)
+            widest = max(columns)
+            masks = torch.cat([mask_words(functional.pad(mask, (0, widest - mask.shape[1]))) for mask in batch.tree_mask])
         else:
             mask = batch.tree_mask
             if isinstance(mask, Tensor):

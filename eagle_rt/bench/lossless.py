@@ -19,13 +19,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from eagle_rt.bench.sweep import Setting, core_for
 from eagle_rt.bench.workload import load_workload
-from eagle_rt.config import NO_SPECULATION, EngineConfig, TreeShape, add_flags, config_from_args, resolve_device
+from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
 from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.models.reading import read_texts
 from eagle_rt.speculate.sampler import filter_tokens
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 NEAR_TIE = 1e-4
 TREES = [TreeShape(1, 1, 2), TreeShape(3, 1, 4), TreeShape(5, 4, 16), TreeShape(5, 8, 32), TreeShape(8, 10, 60)]

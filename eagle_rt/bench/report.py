@@ -8,6 +8,7 @@ from rich.table import Table
 
 COLUMNS = {
     "batch_size": "batch",
+    "kind": "trees",
     "steps": "steps",
     "topk": "top-k",
     "num_draft_tokens": "tokens",
@@ -18,6 +19,7 @@ COLUMNS = {
     "draft_ms": "draft ms",
     "verify_ms": "verify ms",
     "other_ms": "other ms",
+    "mean_tree_size": "nodes/step",
     "acceptance_by_depth": "acceptance by depth",
 }
 
@@ -51,8 +53,8 @@ def flags(row: dict[str, Any]) -> str:
     if row["steps"] == 0:
         return "(no --speculative-algorithm: no tree was faster than none)"
     return (
-        f"--speculative-algorithm EAGLE3 --speculative-num-steps {row['steps']} --speculative-eagle-topk {row['topk']} "
-        f"--speculative-num-draft-tokens {row['num_draft_tokens']}"
+        f"--speculative-algorithm EAGLE3 --speculative-tree {row['kind']} --speculative-num-steps "
+        f"{row['steps']} --speculative-eagle-topk {row['topk']} --speculative-num-draft-tokens {row['num_draft_tokens']}"
     )
 
 

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from eagle_rt.bench.workload import Workload
-from eagle_rt.config import NO_SPECULATION, EngineConfig, TreeShape, num_tree_nodes
+from eagle_rt.config import EngineConfig
 from eagle_rt.engine.build import prepared_core
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.metrics import EngineMetrics
+from eagle_rt.engine.profile import Profile
 from eagle_rt.engine.request import SamplingParams
+from eagle_rt.speculate.acceptance import Calibration
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes
 
 WARM_UP_PROMPT = [0] * 32
 # What the step's clock calls its parts, in the three groups of a report.
@@ -24,25 +27,41 @@ OTHER_PARTS = ("prepare", "accept", "step")
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of a sweep."""
+    """One point of a sweep. is_adaptive: `tree` is the largest one, and each step sizes its own."""
 
     batch_size: int
     tree: TreeShape
+    is_adaptive: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "none" if self.tree == NO_SPECULATION else "adaptive" if self.is_adaptive else "fixed"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.tree}" if self.tree != NO_SPECULATION else "none"
 
 
 @dataclass
 class Measurement:
-    """All repeats of one setting: tokens and seconds of each, and the engine's totals over all of them."""
+    """All repeats of one setting: tokens and seconds of each, and the engine's totals over all of them.
+
+    tree_sizes: mean nodes that were verified for a request, in each step of the last repeat. core: the engine, kept where it
+    learns.
+    """
 
     setting: Setting
     rates: list[float] = field(default_factory=list)
     num_tokens: int = 0
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
+    tree_sizes: list[float] = field(default_factory=list)
+    core: EngineCore | None = None
 
 
-def grid(batch_sizes: list[int], steps: list[int], top_ks: list[int], num_tokens: list[int]) -> list[Setting]:
-    """No speculation and every possible tree, for each batch size. Trees that cannot be drafted, and chains that differ only in a
-    token count which does not apply to them, are left out."""
+def grid(
+    batch_sizes: list[int], steps: list[int], top_ks: list[int], num_tokens: list[int], adaptive: TreeShape | None = None
+) -> list[Setting]:
+    """No speculation and every possible tree, for each batch size, and adaptive trees up to `adaptive`. Trees that cannot be
+    drafted, and chains that differ only in a token count which does not apply to them, are left out."""
     trees = {}
     for num_steps in steps:
         for top_k in top_ks:
@@ -51,21 +70,26 @@ def grid(batch_sizes: list[int], steps: list[int], top_ks: list[int], num_tokens
                     trees[TreeShape(num_steps, 1, num_steps + 1)] = None
                 elif 2 <= count <= num_tree_nodes(num_steps, top_k):
                     trees[TreeShape(num_steps, top_k, count)] = None
-    return [Setting(batch_size, tree) for batch_size in batch_sizes for tree in (NO_SPECULATION, *trees)]
+    settings = []
+    for batch_size in batch_sizes:
+        settings += [Setting(batch_size, tree) for tree in (NO_SPECULATION, *trees)]
+        settings += [Setting(batch_size, adaptive, is_adaptive=True)] if adaptive else []
+    return settings
 
 
-def core_for(models: LoadedModels, config: EngineConfig, setting: Setting) -> EngineCore:
-    """An engine with the setting's tree, over models that are already in memory."""
+def core_for(models: LoadedModels, config: EngineConfig, setting: Setting, profile: Profile | None = None) -> EngineCore:
+    """An engine with the setting's tree, over models that are already in memory. profile: what steps cost, for adaptive trees."""
     tree = setting.tree
     speculation: dict[str, Any] = {"speculative_algorithm": None}
     if tree != NO_SPECULATION:
         speculation = {
             "speculative_algorithm": config.speculative_algorithm,
+            "speculative_tree": setting.kind,
             "speculative_num_steps": tree.num_steps,
             "speculative_eagle_topk": tree.top_k,
             "speculative_num_draft_tokens": tree.num_draft_tokens,
         }
-    return prepared_core(models, replace(config, max_running_requests=setting.batch_size, **speculation))[0]
+    return prepared_core(models, replace(config, max_running_requests=setting.batch_size, **speculation), profile)[0]
 
 
 def run_sweep(
@@ -87,26 +111,48 @@ def run_sweep(
 
 
 def measure_once(
-    models: LoadedModels, config: EngineConfig, measurement: Measurement, workload: Workload, sampling: SamplingParams
+    models: LoadedModels,
+    config: EngineConfig,
+    measurement: Measurement,
+    workload: Workload,
+    sampling: SamplingParams,
+    profile: Profile | None = None,
 ) -> None:
-    """Add one run of a setting to its measurement: all prompts on a fresh engine, after a short warm-up with others."""
-    core = core_for(models, config, measurement.setting)
-    generate(core, [WARM_UP_PROMPT] * measurement.setting.batch_size, replace(sampling, max_new_tokens=8, ignore_eos=True))
+    """Add one run of a setting to its measurement: all prompts on a fresh engine, after a short warm-up with others. An engine
+    whose trees are adaptive is kept for the next run, as a server goes on learning, but finds no prompt in its cache."""
+    setting = measurement.setting
+    core = measurement.core or core_for(models, config, setting, profile)
+    generate(core, [WARM_UP_PROMPT] * setting.batch_size, replace(sampling, max_new_tokens=8, ignore_eos=True))
     core.forget_metrics()
+    core.scheduler.forget_prefixes()
+    measurement.tree_sizes.clear()
     start = time.perf_counter()
-    measurement.num_tokens = generate(core, workload.prompts, sampling)
+    measurement.num_tokens = generate(core, workload.prompts, sampling, measurement.tree_sizes)
     measurement.rates.append(measurement.num_tokens / (time.perf_counter() - start))
     add_metrics(measurement.metrics, core.current_metrics())
+    measurement.core = core if setting.is_adaptive else None
 
 
-def generate(core: EngineCore, prompts: list[list[int]], sampling: SamplingParams) -> int:
-    """Run all prompts to their end; the number of tokens generated."""
-    return sum(map(len, run_to_end(core, prompts, [sampling] * len(prompts))))
+def generate(core: EngineCore, prompts: list[list[int]], sampling: SamplingParams, tree_sizes: list[float] | None = None) -> int:
+    """Run all prompts to their end; the number of tokens generated. tree_sizes: gets the mean nodes a request of every step."""
+    before = (0, 0)
+
+    def note() -> None:
+        nonlocal before
+        now = core.metrics.num_drafts, core.metrics.num_draft_tokens
+        if tree_sizes is not None and now[0] > before[0]:
+            tree_sizes.append(1 + (now[1] - before[1]) / (now[0] - before[0]))
+        before = now
+
+    return sum(map(len, run_to_end(core, prompts, [sampling] * len(prompts), note)))
 
 
 def add_metrics(total: EngineMetrics, more: EngineMetrics) -> None:
     total.num_decode_steps += more.num_decode_steps
     total.num_drafts += more.num_drafts
+    total.num_draft_tokens += more.num_draft_tokens
+    total.num_undrafted += more.num_undrafted
+    total.calibration = more.calibration
     total.num_accepted_tokens += more.num_accepted_tokens
     missing = len(more.accepted_per_position) - len(total.accepted_per_position)
     total.accepted_per_position += [0] * missing
@@ -132,6 +178,7 @@ def rows(measurements: list[Measurement]) -> list[dict[str, Any]]:
         result.append(
             {
                 "batch_size": setting.batch_size,
+                "kind": setting.kind,
                 "steps": setting.tree.num_steps,
                 "topk": setting.tree.top_k,
                 "num_draft_tokens": setting.tree.num_draft_tokens,
@@ -145,9 +192,29 @@ def rows(measurements: list[Measurement]) -> list[dict[str, Any]]:
                 "other_ms": step_ms(*OTHER_PARTS),
                 "num_tokens": measurement.num_tokens,
                 "repeats": len(measurement.rates),
+                "mean_tree_size": round(1 + metrics.num_draft_tokens / max(1, metrics.num_drafts), 2),
+                "tree_sizes": [round(size, 2) for size in measurement.tree_sizes],
+                **calibration_columns(metrics.calibration),
             }
         )
     return result
+
+
+def calibration_columns(calibration: Calibration | None) -> dict[str, Any]:
+    """How good an adaptive engine's estimates were: Brier scores of its own and of the head's probabilities, and per tenth the
+    number of nodes, their mean probability and the share that was accepted."""
+    if not calibration:
+        return {}
+    table = [
+        [round(count), round(predicted / count, 3), round(accepted / count, 3)]
+        for count, predicted, accepted in zip(calibration.counts, calibration.predicted, calibration.accepted, strict=True)
+        if count
+    ]
+    return {
+        "brier_score": round(calibration.brier_score, 4),
+        "raw_brier_score": round(calibration.raw_brier_score, 4),
+        "reliability": table,
+    }
 
 
 def acceptance_by_depth(metrics: EngineMetrics) -> list[float]:

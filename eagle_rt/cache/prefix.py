@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 
 
 class CachedPage:
-    """A page of the cache, under the page that comes before it in the text."""
+    """A page of the cache, under the page that comes before it in the text. has_head_rows: the draft head's rows are in it too."""
 
-    def __init__(self, key: tuple[int, ...], page: int, parent: "CachedPage | None") -> None:
+    def __init__(self, key: tuple[int, ...], page: int, parent: "CachedPage | None", has_head_rows: bool) -> None:
         self.key = key
         self.page = page
+        self.has_head_rows = has_head_rows
         self.parent = parent
         self.children: dict[tuple[int, ...], CachedPage] = {}
         self.num_users = 0
@@ -29,16 +30,17 @@ class PrefixCache:
         self.num_evictable = 0
         self._enabled = enabled
         self._release = release
-        self._root = CachedPage((), -1, None)
+        self._root = CachedPage((), -1, None, has_head_rows=True)
         self._clock = 0
         self._leaves: list[tuple[int, int, CachedPage]] = []
 
-    def match(self, tokens: list[int]) -> list[CachedPage]:
-        """The cached pages that `tokens` begins with, in order. At least one token is always left over."""
+    def match(self, tokens: list[int], *, with_head_rows: bool = False) -> list[CachedPage]:
+        """The cached pages that `tokens` begins with, in order, or only those that the draft head can go on from. At least one
+        token is always left over."""
         node, path = self._root, []
         for key in self._keys(tokens, len(tokens)):
             child = node.children.get(key)
-            if child is None:
+            if child is None or (with_head_rows and not child.has_head_rows):
                 break
             path.append(child)
             node = child
@@ -62,25 +64,35 @@ class PrefixCache:
                 self.num_evictable += 1
                 self._note_leaf(node)
 
-    def insert(self, tokens: list[int], num_cached: int, pages: list[int], path: list[CachedPage]) -> list[CachedPage]:
-        """Hand over the full pages of a text whose first `num_cached` tokens are cached.
+    def insert(
+        self, tokens: list[int], num_cached: int, pages: list[int], path: list[CachedPage], num_head_rows: int
+    ) -> list[CachedPage]:
+        """Hand over the full pages of a text whose first `num_cached` tokens are cached, num_head_rows of them by the head too.
 
         pages: the text's pages from its start; path: the acquired nodes that its first pages already are. Pages that the
         cache takes are acquired for the caller; a page that was cached meanwhile by another is released, and `pages` is
-        changed in place to name the cached one. Returns the longer path.
+        changed in place to name the cached one. Where the other's lacks the head's rows and ours has them, ours takes its place,
+        or, while the other is in use, the handing over ends. Returns the longer path.
         """
         if not self._enabled:
             return path
         path = list(path)
         node = path[-1] if path else self._root
         for index, key in enumerate(self._keys(tokens, num_cached)):
+            has_head_rows = (index + 1) * self.page_size <= num_head_rows
             if index < len(path):
+                path[index].has_head_rows |= has_head_rows
                 continue
             child = node.children.get(key)
             if child is None:
-                child = CachedPage(key, pages[index], node if node is not self._root else None)
+                child = CachedPage(key, pages[index], node if node is not self._root else None, has_head_rows)
                 node.children[key] = child
                 self.num_evictable += 1
+            elif has_head_rows and not child.has_head_rows:
+                if child.num_users:
+                    break
+                self._release([child.page])
+                child.page, child.has_head_rows = pages[index], True
             elif child.page != pages[index]:
                 self._release([pages[index]])
                 pages[index] = child.page

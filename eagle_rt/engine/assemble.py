@@ -7,7 +7,7 @@ import torch
 
 from eagle_rt.attention.select import attention_backend
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.config import EngineConfig, TreeShape, resolve_tree, unused_options
+from eagle_rt.config import EngineConfig, resolve_tree, unused_options
 from eagle_rt.engine.capture import graph_bytes
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import LoadedModels
@@ -16,8 +16,12 @@ from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits
 from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.models.spec import LayerShape, ModelSpec
 from eagle_rt.speculate.drafter import TreeDrafter
+from eagle_rt.speculate.host_drafter import HostDrafter
+from eagle_rt.speculate.host_step import HostStepper
 from eagle_rt.speculate.operations import StepOperations, TorchOperations
+from eagle_rt.speculate.policy import FixedPolicy
 from eagle_rt.speculate.step import Stepper
+from eagle_rt.tree_shape import TreeShape
 
 MEMORY_FRACTION = {"cpu": 0.3, "cuda": 0.85}
 
@@ -57,8 +61,20 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     stepper = Stepper(
         models.target, pool, backend, operations, drafter, tree_shape.max_depth, config.speculative_simulate_accept_length
     )
-    runner = Runner(stepper, tree_shape, config.page_size, device)
-    scheduler = Scheduler(limits, models.eos_token_ids, use_prefix_cache=not config.disable_radix_cache)
+    host_stepper = None
+    if drafter:
+        host_stepper = HostStepper(
+            models.target,
+            pool,
+            backend,
+            HostDrafter(drafter.head, drafter.pool, backend, couples=config.speculative_coupling == "auto"),
+            FixedPolicy(config.speculative_disable_by_batch_size),
+            config.speculative_simulate_accept_length,
+        )
+    runner = Runner(stepper, host_stepper, tree_shape, config.page_size, device)
+    scheduler = Scheduler(
+        limits, models.eos_token_ids, use_prefix_cache=not config.disable_radix_cache, would_draft=runner.would_draft
+    )
 
     notes = unused_options(config) + models.notes + tree_notes
     if stepper.simulates:
@@ -71,7 +87,8 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
             f"the cache holds one request of {limits.context_length} tokens: the context length is that instead of "
             f"{models.context_length}"
         )
-    speculation = f"drafting with {config.speculative_algorithm}, tree {tree_shape}" if head else "no speculation"
+    size = "trees up to" if config.sizes_trees else "tree"
+    speculation = f"drafting with {config.speculative_algorithm}, {size} {tree_shape}" if head else "no speculation"
     notes += [
         f"{spec.architecture} in {str(dtype).removeprefix('torch.')} on {device}, {speculation}",
         f"cache: {limits.num_pages} pages of {limits.page_size} = {limits.num_pages * limits.page_size} tokens; "

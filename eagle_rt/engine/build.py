@@ -1,27 +1,53 @@
 """From a config to a running engine."""
 
+import time
+
 from eagle_rt.config import EngineConfig, resolve_device, resolve_tree
 from eagle_rt.engine.assemble import make_core
+from eagle_rt.engine.calibrate import measured_costs
 from eagle_rt.engine.capture import capture_steps, captures_steps
 from eagle_rt.engine.compile import compile_passes
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.fit import fitted
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models
+from eagle_rt.engine.profile import Profile, find_profile, with_profile
+from eagle_rt.speculate.acceptance import AcceptanceEstimator
+from eagle_rt.speculate.adaptive import AdaptivePolicy
 
 
 def build_core(config: EngineConfig, info: ModelInfo) -> tuple[EngineCore, list[str]]:
     """Load the models, see that head and target fit, and make an engine over them; also what was decided for the user."""
     config = resolve_device(config)
+    profile, profile_notes = find_profile(config, info)
+    config = with_profile(config, profile)
     resolve_tree(config, config.device)  # a tree that cannot work is refused before anything is loaded
     models = fitted(load_models(config, info), config, info.tokenizer)
-    return prepared_core(models, config)
+    core, notes = prepared_core(models, config, profile)
+    return core, profile_notes + notes
 
 
-def prepared_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, list[str]]:
-    """An engine over loaded models, its passes compiled and its steps captured as `config`, with its device resolved, says."""
+def prepared_core(models: LoadedModels, config: EngineConfig, profile: Profile | None = None) -> tuple[EngineCore, list[str]]:
+    """An engine over loaded models, its passes compiled, its steps captured and its trees sized as `config`, with its device
+    resolved, says; `profile` spares the measuring."""
     core, notes = make_core(models, config)
     if config.enable_torch_compile:
         notes += compile_passes(core, models, config)
+    if config.sizes_trees:
+        notes += size_trees(core, config, profile)
     if captures_steps(config):
         notes += capture_steps(core, config)
     return core, notes
+
+
+def size_trees(core: EngineCore, config: EngineConfig, profile: Profile | None) -> list[str]:
+    """Let the engine draft what pays, by what steps cost here."""
+    stepper = core.runner.host_stepper
+    assert stepper
+    start, notes = time.perf_counter(), []
+    costs = profile.costs if profile else None
+    if costs is None:
+        costs = measured_costs(core)
+        notes.append(f"measured what steps cost in {time.perf_counter() - start:.1f} s")
+    estimator = AcceptanceEstimator(core.runner.tree_shape.num_steps, profile.weights if profile else None)
+    stepper.policy = AdaptivePolicy(costs, estimator, config.speculative_disable_by_batch_size)
+    return notes

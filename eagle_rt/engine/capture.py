@@ -4,10 +4,11 @@ import time
 
 import torch
 
-from eagle_rt.config import EngineConfig, TreeShape
+from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.graphs import GraphLimits, StepGraphs, default_batch_sizes
 from eagle_rt.models.spec import ModelSpec
+from eagle_rt.tree_shape import TreeShape
 
 DEFAULT_MAX_BATCH = 8
 ATTENTION_PARTS_BYTES = 256 * 2**20
@@ -22,7 +23,12 @@ def graph_batch_sizes(config: EngineConfig) -> list[int]:
 
 def captures_steps(config: EngineConfig) -> bool:
     """Only our own kernels take all that they need from the device, which a captured step asks for."""
-    return config.device == "cuda" and config.attention_backend == "triton" and not config.disable_cuda_graph
+    return (
+        config.device == "cuda"
+        and config.attention_backend == "triton"
+        and not config.disable_cuda_graph
+        and not config.sizes_trees
+    )
 
 
 def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dtype: torch.dtype) -> int:

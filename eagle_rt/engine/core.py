@@ -37,19 +37,22 @@ class EngineCore:
         """Put a request in line.
 
         Raises:
-            ValueError: the prompt is empty, too long, or holds ids outside the vocabulary.
+            ValueError: the prompt is empty, too long, or holds ids outside the vocabulary, or more is to be drafted than the engine
+                drafts.
         """
         outside = next((token for token in prompt if not 0 <= token < self._vocab_size), None)
         if outside is not None:
             raise ValueError(f"prompt token {outside} is outside the vocabulary of {self._vocab_size}")
         seed = sampling.seed if sampling.seed is not None else self._seeds.getrandbits(63)
-        request = Request(request_id, prompt, sampling, seed)
+        bounds = sampling.speculative.within(self.runner.tree_shape)
+        request = Request(request_id, prompt, sampling, seed, bounds)
         request.stats.is_simulated = self.runner.stepper.simulates
         self.scheduler.submit(request)
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request now; None if it has already ended."""
         request = self.scheduler.abort(request_id)
+        self.runner.forget(request_id)
         return TokenEvent(request.id, [], request.stats, request.finish_reason) if request else None
 
     def step(self) -> list[TokenEvent]:
@@ -75,11 +78,15 @@ class EngineCore:
         metrics.num_steps += 1
         metrics.num_decode_steps += bool(plan.decodes)
         metrics.num_prompt_tokens += sum(chunk.stop - chunk.start for chunk in plan.chunks)
-        for tokens, is_broken, is_gone in zip(result.decoded, result.broken, has_left, strict=True):
+        decoded = zip(result.decoded, result.num_drafted, result.broken, has_left, strict=True)
+        for tokens, num_drafted, is_broken, is_gone in decoded:
             if not is_gone:
-                metrics.count_decode(len(tokens) - 1, result.num_drafted, is_broken)
+                metrics.count_decode(len(tokens) - 1, num_drafted, is_broken)
         metrics.num_generated_tokens += sum(len(event.tokens) for event in events)
-        metrics.num_finished += sum(event.finish_reason is not None for event in events)
+        finished = [event.request_id for event in events if event.finish_reason]
+        metrics.num_finished += len(finished)
+        for request_id in finished:
+            self.runner.forget(request_id)
         metrics.num_cached_prompt_tokens += sum(event.stats.num_prompt_tokens_cached for event in events if event.finish_reason)
         return events
 
@@ -96,11 +103,15 @@ class EngineCore:
         metrics.cache_use = scheduler.cache_use
         metrics.is_simulated = self.runner.stepper.simulates
         metrics.seconds = dict(self.runner.clock.seconds)
+        stepper = self.runner.host_stepper
+        metrics.calibration = stepper.policy.calibration if stepper else None
         return metrics
 
 
-def run_to_end(core: EngineCore, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[int]]:
-    """The replies to prompts that are submitted all at once."""
+def run_to_end(
+    core: EngineCore, prompts: list[list[int]], params: list[SamplingParams], on_step: Callable[[], None] = lambda: None
+) -> list[list[int]]:
+    """The replies to prompts that are submitted all at once; on_step is called after each step."""
     replies: dict[str, list[int]] = {}
     for index, (prompt, sampling) in enumerate(zip(prompts, params, strict=True)):
         replies[str(index)] = []
@@ -108,4 +119,5 @@ def run_to_end(core: EngineCore, prompts: list[list[int]], params: list[Sampling
     while core.has_work:
         for event in core.step():
             replies[event.request_id] += event.tokens
+        on_step()
     return list(replies.values())

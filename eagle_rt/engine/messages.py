@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import orjson
 
 from eagle_rt.engine.metrics import EngineMetrics
-from eagle_rt.engine.request import RequestStats, SamplingParams, TokenEvent
+from eagle_rt.engine.request import RequestStats, SamplingParams, SpeculativeParams, TokenEvent
+from eagle_rt.speculate.acceptance import Calibration
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,10 @@ def decode(data: bytes) -> Command | Report:
     name, fields = orjson.loads(data)
     if name == "Submit":
         sampling = fields["sampling"]
-        fields["sampling"] = SamplingParams(
-            **{**sampling, "stop": tuple(sampling["stop"]), "stop_token_ids": tuple(sampling["stop_token_ids"])}
-        )
+        tuples = {name: tuple(sampling[name]) for name in ("stop", "stop_token_ids")}
+        fields["sampling"] = SamplingParams(**{**sampling, **tuples, "speculative": SpeculativeParams(**sampling["speculative"])})
+    if name == "EngineMetrics" and fields["calibration"]:
+        fields["calibration"] = Calibration(**fields["calibration"])
     if name == "TokenEvent":
         fields["stats"] = RequestStats(**fields["stats"])
     return KINDS[name](**fields)

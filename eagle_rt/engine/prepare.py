@@ -6,7 +6,7 @@ from eagle_rt.batch import Batch, HostRows
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk
 from eagle_rt.speculate.sampler import SamplingBatch
-from eagle_rt.speculate.sequences import DecodeSequences, HostCache, SequenceRows
+from eagle_rt.speculate.sequences import DecodeSequences, HostCache, HostSequence, SequenceRows
 
 
 def sequence_rows(pages: list[int], num_rows: int, page_size: int, device: str) -> SequenceRows:
@@ -47,6 +47,27 @@ def decode_sequences(requests: tuple[Request, ...], num_scratch: int, page_size:
         state_rows=torch.tensor([request.state_row for request in requests], device=device),
         sampling=sampling_batch(list(requests), device),
     )
+
+
+def host_sequences(requests: tuple[Request, ...], num_scratch: int, page_size: int, device: str) -> list[HostSequence]:
+    """The same for a step that the host decides on."""
+    return [
+        HostSequence(
+            request.id,
+            request.tokens,
+            sequence_rows(request.pages, request.num_cached + num_scratch, page_size, device),
+            request.sampling.temperature,
+            request.bounds,
+        )
+        for request in requests
+    ]
+
+
+def prefilled_sequence(chunk: Chunk, next_token: int, page_size: int, device: str) -> HostSequence:
+    """A text up to the end of a chunk, and the token after it."""
+    request = chunk.request
+    rows = sequence_rows(request.pages, chunk.stop, page_size, device)
+    return HostSequence(request.id, [*request.tokens[: chunk.stop], next_token], rows, request.sampling.temperature, request.bounds)
 
 
 def prefill_batch(chunks: tuple[Chunk, ...], page_size: int, device: str) -> Batch:

@@ -4,6 +4,50 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eagle_rt.cache.prefix import CachedPage
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes
+
+
+@dataclass(frozen=True)
+class SpeculativeParams:
+    """What one request wants of speculation: none, or trees smaller than the engine's. None: the engine's own number.
+
+    Raises:
+        ValueError: a number is below 1 (2 for the draft tokens, which count the root).
+    """
+
+    enabled: bool = True
+    num_steps: int | None = None
+    eagle_topk: int | None = None
+    num_draft_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.enabled, bool):
+            raise ValueError(f"speculative.enabled is {self.enabled!r}, but must be true or false")
+        for name, least in (("num_steps", 1), ("eagle_topk", 1), ("num_draft_tokens", 2)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+                raise ValueError(f"speculative.{name} is {value!r}, but must be an integer of at least {least}")
+
+    def within(self, tree: TreeShape) -> TreeShape | None:
+        """The largest tree to draft where the engine's is `tree`; None for none.
+
+        Raises:
+            ValueError: more is asked for than the engine drafts, or more draft tokens than the tree can supply.
+        """
+        if not self.enabled or tree == NO_SPECULATION:
+            return None
+        limits = {"num_steps": tree.num_steps, "eagle_topk": tree.top_k, "num_draft_tokens": tree.num_draft_tokens}
+        wanted = {name: getattr(self, name) or limit for name, limit in limits.items()}
+        for name, limit in limits.items():
+            if wanted[name] > limit:
+                raise ValueError(f"speculative.{name} is {wanted[name]}, but this server drafts at most {limit}")
+        supply = num_tree_nodes(wanted["num_steps"], wanted["eagle_topk"])
+        if self.num_draft_tokens is not None and self.num_draft_tokens > supply:
+            raise ValueError(
+                f"speculative.num_draft_tokens is {self.num_draft_tokens}, but {wanted['num_steps']} steps of top-k "
+                f"{wanted['eagle_topk']} supply at most {supply}, the root included"
+            )
+        return TreeShape(wanted["num_steps"], wanted["eagle_topk"], min(wanted["num_draft_tokens"], supply))
 
 
 @dataclass(frozen=True)
@@ -12,7 +56,8 @@ class SamplingParams:
 
     temperature 0 is greedy. top_k -1 (or 0), top_p 1 and min_p 0 are off. seed None: the engine draws one. max_new_tokens None:
     until the context is full. stop: strings that end the text and are not part of it. stop_token_ids: end it besides the
-    model's own end tokens, which `ignore_eos` switches off. n: replies per prompt; reply i uses seed + i.
+    model's own end tokens, which `ignore_eos` switches off. n: replies per prompt; reply i uses seed + i. speculative: none, or
+    less than the engine would draft; the text is the same.
 
     Raises:
         ValueError: a value is out of range; the message begins with the field's name.
@@ -28,6 +73,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     n: int = 1
+    speculative: SpeculativeParams = SpeculativeParams()
 
     def __post_init__(self) -> None:
         self._check("temperature", 0 <= self.temperature <= 100, "between 0 and 100")
@@ -67,6 +113,8 @@ def sampling_params(given: "dict[str, Any] | SamplingParams | None", defaults: d
         given["stop"] = [given["stop"]]
     for name in ("stop", "stop_token_ids"):
         given[name] = tuple(given.get(name) or ())
+    if isinstance(given.get("speculative"), dict):
+        given["speculative"] = speculative_params(given["speculative"])
     unknown = sorted(set(given) - set(SamplingParams.__dataclass_fields__))
     if unknown:
         known = ", ".join(SamplingParams.__dataclass_fields__)
@@ -75,6 +123,15 @@ def sampling_params(given: "dict[str, Any] | SamplingParams | None", defaults: d
         return SamplingParams(**{**defaults, **given})
     except TypeError as error:
         raise ValueError(f"a sampling parameter has the wrong type: {error}") from None
+
+
+def speculative_params(given: dict[str, Any]) -> SpeculativeParams:
+    """Raises ValueError for an unknown name, or a value out of range."""
+    unknown = sorted(set(given) - set(SpeculativeParams.__dataclass_fields__))
+    if unknown:
+        known = ", ".join(SpeculativeParams.__dataclass_fields__)
+        raise ValueError(f"speculative.{unknown[0]} is not a parameter; known are {known}")
+    return SpeculativeParams(**given)
 
 
 @dataclass
@@ -102,10 +159,13 @@ class Request:
     """One reply in the making: the only long-lived mutable object, and only the scheduler writes it.
 
     The cache holds rows for the first num_cached of its tokens; of its `pages`, the first ones may belong to the prefix cache
-    (`shared`). `state_row` is its place among the running requests, None while it waits.
+    (`shared`). Of the rows, the draft head's cache has the first num_head_rows; num_matched of them were there when it was let in.
+    `bounds` is the largest tree to draft for it. `state_row` is its place among the running requests, None while it waits.
     """
 
-    def __init__(self, request_id: str, prompt: list[int], sampling: SamplingParams, seed: int) -> None:
+    def __init__(
+        self, request_id: str, prompt: list[int], sampling: SamplingParams, seed: int, bounds: TreeShape | None = None
+    ) -> None:
         self.id = request_id
         self.tokens = list(prompt)
         self.num_prompt_tokens = len(prompt)
@@ -114,7 +174,10 @@ class Request:
         self.arrival = 0
         self.pages: list[int] = []
         self.shared: list[CachedPage] = []
+        self.bounds = bounds
         self.num_cached = 0
+        self.num_matched = 0
+        self.num_head_rows = 0
         self.prefill_end = 0
         self.state_row: int | None = None
         self.finish_reason: dict[str, Any] | None = None

@@ -3,16 +3,19 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from eagle_rt.config import TreeShape
+from eagle_rt.batch import Batch
 from eagle_rt.engine.graphs import StepGraph, StepGraphs
-from eagle_rt.engine.prepare import decode_sequences, prefill_batch, sampling_batch
+from eagle_rt.engine.prepare import decode_sequences, host_sequences, prefill_batch, prefilled_sequence, sampling_batch
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk, StepPlan, StepResult
+from eagle_rt.speculate.host_step import HostStepper
 from eagle_rt.speculate.step import Stepper
+from eagle_rt.tree_shape import TreeShape
 
 
 class StepClock:
@@ -33,11 +36,18 @@ class StepClock:
 
 
 class Runner:
-    """Owns the models and the caches. graphs: captured steps, for batches that fit one."""
+    """Owns the models and the caches.
 
-    def __init__(self, stepper: Stepper, tree_shape: TreeShape, page_size: int, device: str) -> None:
+    graphs: captured steps, for batches that fit one. host_stepper: drafts where nothing is captured; without it, and for no
+    speculation, steps are those of `stepper`.
+    """
+
+    def __init__(
+        self, stepper: Stepper, host_stepper: HostStepper | None, tree_shape: TreeShape, page_size: int, device: str
+    ) -> None:
         self.clock = StepClock()
         self.stepper, self.tree_shape = stepper, tree_shape
+        self._host_stepper = host_stepper
         self.graphs: StepGraphs | None = None
         self._page_size, self._device = page_size, device
 
@@ -45,9 +55,27 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         """Do what the plan says; tokens come back to the host once per part."""
         self.clock.start()
+        stepper = self.host_stepper
+        if stepper:
+            return self._run_on_host(plan, stepper)
         rows = self._decode(plan.decodes) if plan.decodes else []
         prefilled = self._prefill(plan.chunks) if plan.chunks else []
         return self._result(prefilled, rows)
+
+    @property
+    def host_stepper(self) -> HostStepper | None:
+        """What drafts, if the host decides on trees: captured steps leave it nothing to decide."""
+        return None if self.graphs else self._host_stepper
+
+    def would_draft(self, request: Request, num_running: int) -> bool:
+        """Whether a request that makes them so many would probably be drafted for."""
+        stepper = self.host_stepper
+        return not stepper or (request.bounds is not None and stepper.policy.wants_drafts(num_running))
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended."""
+        if self.host_stepper:
+            self.host_stepper.forget(request_id)
 
     def can_run_ahead(self, plan: StepPlan) -> bool:
         """Whether the plan is one captured step and nothing else, so that another may follow before its result is known."""
@@ -76,7 +104,44 @@ class Runner:
     def _result(self, prefilled: list[int], rows: list[list[int]]) -> StepResult:
         """rows: `StepOutcome.rows` on the host."""
         decoded, broken = [row[2 : 2 + row[0]] for row in rows], [bool(row[1]) for row in rows]
-        return StepResult(prefilled, decoded, self.tree_shape.num_draft_tokens - 1, broken)
+        return StepResult(prefilled, decoded, [self.tree_shape.num_draft_tokens - 1] * len(rows), broken)
+
+    def _run_on_host(self, plan: StepPlan, stepper: HostStepper) -> StepResult:
+        result = StepResult([], [], [], [])
+        if plan.decodes:
+            sequences = host_sequences(plan.decodes, self.tree_shape.num_scratch_rows, self._page_size, self._device)
+            sampling = sampling_batch(list(plan.decodes), self._device)
+            self.clock.mark("prepare")
+            outcome = stepper.step(sequences, sampling, self.clock.mark)
+            result = StepResult([], outcome.tokens, outcome.num_drafted, outcome.is_broken)
+        if plan.chunks:
+            result = replace(result, prefilled=self._prefill_on_host(plan, stepper))
+        for request in (*plan.decodes, *(chunk.request for chunk in plan.chunks)):
+            result.head_rows[request.id] = stepper.drafter.rows[request.id].num_made
+        return result
+
+    def _prefill_on_host(self, plan: StepPlan, stepper: HostStepper) -> list[int]:
+        """As `_prefill`, but the head reads along only if it will probably be asked."""
+        chunks = plan.chunks
+        batch = prefill_batch(chunks, self._page_size, self._device)
+        output = stepper.target.forward(batch, stepper.pool, self.stepper.backend, stepper.feature_layers)
+        tokens = self._choose_at_ends(batch, output.hidden, chunks).tolist()
+        assert output.features is not None
+        chosen = iter(tokens)
+        drafting = []
+        for b, chunk in enumerate(chunks):
+            request = chunk.request
+            next_token = next(chosen) if chunk.is_last else request.tokens[chunk.stop]
+            if chunk.is_first:
+                stepper.drafter.rows.begin(request.id, request.num_head_rows, chunk.start)
+            if request.bounds:
+                stepper.drafter.rows.add(request.id, output.features[batch.query_starts[b] : batch.query_starts[b + 1]])
+                if not stepper.drafter.rows[request.id].is_lost:
+                    drafting.append(prefilled_sequence(chunk, next_token, self._page_size, self._device))
+        if drafting and stepper.policy.wants_drafts(len(plan.decodes) + len(chunks)):
+            stepper.drafter.catch_up(drafting)
+        self.clock.mark("prefill")
+        return tokens
 
     def _decode(self, requests: tuple[Request, ...]) -> list[list[int]]:
         graph = self._graph_for(requests)
@@ -96,10 +161,9 @@ class Runner:
         feature_layers = drafter.head.feature_layers if drafter else ()
         output = target.forward(batch, self.stepper.pool, self.stepper.backend, feature_layers)
 
-        ending = [chunk for chunk in chunks if chunk.is_last]
-        end_rows = [batch.query_starts[b + 1] - 1 for b, chunk in enumerate(chunks) if chunk.is_last]
-        chosen = self._choose_next(output.hidden[end_rows], ending) if ending else batch.tokens[:0]
+        chosen = self._choose_at_ends(batch, output.hidden, chunks)
         if drafter and output.features is not None:
+            ending, end_rows = ending_chunks(chunks, batch)
             next_tokens = shifted_tokens(chunks, batch.tokens, chosen)
             state_rows = torch.tensor([chunk.request.state_row for chunk in ending], dtype=torch.int64, device=self._device)
             last_rows = torch.tensor(end_rows, dtype=torch.int64, device=self._device)
@@ -108,11 +172,21 @@ class Runner:
         self.clock.mark("prefill")
         return tokens
 
-    def _choose_next(self, hidden: Tensor, chunks: list[Chunk]) -> Tensor:
-        """[R] the tokens that follow the chunks which end their prompts; hidden: [R, H] at their last rows."""
-        positions = torch.tensor([[chunk.stop - 1] for chunk in chunks], device=self._device)
-        sampling = sampling_batch([chunk.request for chunk in chunks], self._device)
-        return self.stepper.operations.choose(self.stepper.target.logits(hidden)[:, None], positions, sampling)[:, 0]
+    def _choose_at_ends(self, batch: Batch, hidden: Tensor, chunks: tuple[Chunk, ...]) -> Tensor:
+        """[R] the tokens that follow the chunks which end their prompts; hidden: [T, H] of all rows."""
+        ending, end_rows = ending_chunks(chunks, batch)
+        if not ending:
+            return batch.tokens[:0]
+        positions = torch.tensor([[chunk.stop - 1] for chunk in ending], device=self._device)
+        sampling = sampling_batch([chunk.request for chunk in ending], self._device)
+        logits = self.stepper.target.logits(hidden[end_rows])
+        return self.stepper.operations.choose(logits[:, None], positions, sampling)[:, 0]
+
+
+def ending_chunks(chunks: tuple[Chunk, ...], batch: Batch) -> tuple[list[Chunk], list[int]]:
+    """The chunks which end their prompts, and their last rows."""
+    ends = [(chunk, batch.query_starts[b + 1] - 1) for b, chunk in enumerate(chunks) if chunk.is_last]
+    return [chunk for chunk, _ in ends], [row for _, row in ends]
 
 
 def shifted_tokens(chunks: tuple[Chunk, ...], tokens: Tensor, chosen: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 import heapq
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from eagle_rt.cache.pages import PageAllocator
 from eagle_rt.cache.prefix import PrefixCache
@@ -16,6 +17,10 @@ class Chunk:
     request: Request
     start: int
     stop: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.start == self.request.num_matched
 
     @property
     def is_last(self) -> bool:
@@ -36,12 +41,14 @@ class StepPlan:
 @dataclass(frozen=True)
 class StepResult:
     """prefilled: the token chosen after each last chunk, in the plan's order; decoded: for each decoding request the tokens
-    gained; num_drafted: drafts verified per request; broken: which heads gave no numbers."""
+    gained; num_drafted: drafts verified for each; broken: which heads gave no numbers. head_rows: how many rows of a request, by
+    its id, the draft head's cache holds, where they are fewer than are cached."""
 
     prefilled: list[int]
     decoded: list[list[int]]
-    num_drafted: int
+    num_drafted: list[int]
     broken: list[bool]
+    head_rows: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,9 +67,20 @@ class SchedulerLimits:
 
 
 class Scheduler:
-    """First come, first served; when pages run out, the latest arrival gives way and is recomputed later."""
+    """First come, first served; when pages run out, the latest arrival gives way and is recomputed later.
 
-    def __init__(self, limits: SchedulerLimits, eos_token_ids: frozenset[int], *, use_prefix_cache: bool) -> None:
+    would_draft: whether a request that is let in now would be drafted for, so that pages without the head's rows are of no use to
+    it.
+    """
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        eos_token_ids: frozenset[int],
+        *,
+        use_prefix_cache: bool,
+        would_draft: Callable[[Request, int], bool] = lambda request, num_running: True,
+    ) -> None:
         self.limits = limits
         self.waiting: OrderedDict[str, Request] = OrderedDict()
         self.running: list[Request] = []  # in order of arrival
@@ -70,6 +88,7 @@ class Scheduler:
         self._eos_token_ids = eos_token_ids
         self._allocator = PageAllocator(limits.num_pages)
         self._prefix_cache = PrefixCache(limits.page_size, self._allocator.release, enabled=use_prefix_cache)
+        self._would_draft = would_draft
         self._free_state_rows = list(range(limits.max_running))
         self._num_arrivals = 0
 
@@ -149,18 +168,25 @@ class Scheduler:
         prefilled = iter(result.prefilled)
         for chunk in plan.chunks:
             chunk.request.num_cached = chunk.stop
+            chunk.request.num_head_rows = result.head_rows.get(chunk.request.id, chunk.stop)
             if chunk.is_last:
                 events.append(self._append(chunk.request, [next(prefilled)]))
-        for request, tokens, is_broken in zip(plan.decodes, result.decoded, result.broken, strict=True):
+        decoded = zip(plan.decodes, result.decoded, result.num_drafted, result.broken, strict=True)
+        for request, tokens, num_drafted, is_broken in decoded:
             if request.finish_reason:
                 continue
             request.num_cached += len(tokens)
-            request.stats.count_step(len(tokens) - 1, result.num_drafted, is_broken)
+            request.num_head_rows = result.head_rows.get(request.id, request.num_cached)
+            request.stats.count_step(len(tokens) - 1, num_drafted, is_broken)
             events.append(self._append(request, tokens))
         for chunk in plan.chunks:
             if chunk.is_last and chunk.request.state_row is not None:
                 self._share_pages(chunk.request)
         return events
+
+    def forget_prefixes(self) -> None:
+        """Drop what is cached of texts that nobody is using."""
+        self._prefix_cache.evict(self.limits.num_pages)
 
     def check_integrity(self) -> None:
         """Every page is in exactly one place, and every reference is counted.
@@ -209,7 +235,8 @@ class Scheduler:
         limits = self.limits
         while self.waiting and self._free_state_rows:
             request = next(iter(self.waiting.values()))
-            shared = self._prefix_cache.match(request.tokens)
+            drafts = self._would_draft(request, len(self.running) + 1)
+            shared = self._prefix_cache.match(request.tokens, with_head_rows=drafts)
             self._prefix_cache.acquire(shared)
             num_needed = limits.pages_for(len(request.tokens) + limits.num_scratch) - len(shared)
             if num_needed + len(self.running) > self.num_available_pages:
@@ -218,7 +245,9 @@ class Scheduler:
             del self.waiting[request.id]
             request.shared = shared
             request.pages = [node.page for node in shared]
-            request.num_cached = len(shared) * limits.page_size
+            request.num_cached = request.num_matched = len(shared) * limits.page_size
+            num_with_head_rows = next((index for index, node in enumerate(shared) if not node.has_head_rows), len(shared))
+            request.num_head_rows = num_with_head_rows * limits.page_size
             request.prefill_end = len(request.tokens)
             request.state_row = heapq.heappop(self._free_state_rows)
             if request.stats.num_preemptions == 0:
@@ -263,4 +292,6 @@ class Scheduler:
         request.state_row = None
 
     def _share_pages(self, request: Request) -> None:
-        request.shared = self._prefix_cache.insert(request.tokens, request.num_cached, request.pages, request.shared)
+        request.shared = self._prefix_cache.insert(
+            request.tokens, request.num_cached, request.pages, request.shared, request.num_head_rows
+        )

@@ -6,6 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from eagle_rt.engine.metrics import EngineMetrics
+from eagle_rt.speculate.acceptance import Calibration
 
 PREFIX = "eagle_rt"
 
@@ -21,6 +22,7 @@ class EngineCollector(Collector):
         counters = {
             "spec_decode_num_drafts": ("Trees verified, one per request and decode step.", metrics.num_drafts),
             "spec_decode_num_draft_tokens": ("Tokens drafted and verified.", metrics.num_draft_tokens),
+            "spec_decode_num_undrafted": ("Decode steps of a request for which nothing was drafted.", metrics.num_undrafted),
             "spec_decode_num_accepted_tokens": ("Drafted tokens that the target confirmed.", metrics.num_accepted_tokens),
             "spec_decode_num_broken_drafts": (
                 "Steps without a draft, because the head gave no numbers.",
@@ -52,5 +54,27 @@ class EngineCollector(Collector):
             "cache_use": ("Share of the cache held by running requests.", metrics.cache_use),
             "mean_accepted_tokens_per_step": ("Tokens per request and decode step, since start.", metrics.mean_accepted_tokens),
         }
+        calibration = metrics.calibration
+        if calibration:
+            gauges |= {
+                "spec_decode_brier_score": ("Mean squared error of the estimated acceptance.", calibration.brier_score),
+                "spec_decode_raw_brier_score": ("The same of the head's own probabilities.", calibration.raw_brier_score),
+            }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(f"{PREFIX}:{name}", text, value=value)
+        if calibration:
+            yield from reliability(calibration)
+
+
+def reliability(calibration: Calibration) -> Iterator[Metric]:
+    """By estimated acceptance in tenths: nodes verified, the sum of their estimates, and how many were accepted."""
+    columns = {
+        "spec_decode_estimated_nodes": ("Verified nodes by estimated acceptance.", calibration.counts),
+        "spec_decode_estimated_acceptance": ("The sum of those estimates.", calibration.predicted),
+        "spec_decode_estimated_accepted": ("How many of those nodes were accepted.", calibration.accepted),
+    }
+    for name, (text, values) in columns.items():
+        family = CounterMetricFamily(f"{PREFIX}:{name}", text, labels=["tenth"])
+        for tenth, value in enumerate(values):
+            family.add_metric([str(tenth)], value)
+        yield family

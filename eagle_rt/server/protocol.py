@@ -48,6 +48,7 @@ class OpenAIRequest(Strict):
     min_p: float | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
+    speculative: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -65,7 +66,7 @@ class OpenAIRequest(Strict):
 
     def sampling(self, defaults: dict[str, Any], max_new_tokens: int | None) -> SamplingParams:
         """Raises ValueError for a value that is out of range."""
-        names = ("n", "stop", "seed", "temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids")
+        names = ("n", "stop", "seed", "temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids", "speculative")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return sampling_params({**given, "max_new_tokens": max_new_tokens}, defaults)
 

@@ -23,6 +23,15 @@ class SamplingBatch:
     sampled: Tensor
     has_filters: bool
 
+    def rows(self, owners: Tensor) -> "SamplingBatch":
+        """The settings of T rows that belong to sequences `owners` [T]."""
+        if len(self.sampled) == 0:
+            return self  # nothing in it is looked at
+        temperature, seeds = self.temperature[owners], self.seeds[owners]
+        sampled = torch.nonzero(temperature > 0)[:, 0]
+        filters = self.top_k[owners], self.top_p[owners], self.min_p[owners]
+        return SamplingBatch(temperature, *filters, seeds, sampled, self.has_filters)
+
 
 def target_choice(logits: Tensor, positions: Tensor, sampling: SamplingBatch) -> Tensor:
     """[B, N] tokens from logits [B, N, V] at text positions [B, N]; what is sampled is computed in float32.

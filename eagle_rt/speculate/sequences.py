@@ -1,11 +1,16 @@
 """The sequences of one decode step as the device sees them, and the passes that can be made over them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from eagle_rt.batch import Batch, DeviceRows, HostRows, MaskWords
 from eagle_rt.speculate.sampler import SamplingBatch
+from eagle_rt.tree_shape import TreeShape
 
 
 @dataclass(frozen=True)
@@ -18,9 +23,32 @@ class SequenceRows:
     slots: Tensor
     first: int | None
 
+    def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The slots of some of them, on the host."""
+        return self.slots.cpu().numpy()[places] if self.first is None else self.first + places
+
     def up_to(self, num_rows: int) -> Tensor | slice:
         """The first `num_rows` of them."""
         return self.slots[:num_rows] if self.first is None else slice(self.first, self.first + num_rows)
+
+
+@dataclass(frozen=True)
+class HostSequence:
+    """A sequence whose next token is due, for steps that are decided on the host.
+
+    text: its tokens, of which all but the last, the root, are cached in `rows`, which go on past them with scratch rows.
+    bounds: the largest tree to draft, None for none at all.
+    """
+
+    id: str
+    text: list[int]
+    rows: SequenceRows
+    temperature: float
+    bounds: TreeShape | None
+
+    @property
+    def num_cached(self) -> int:
+        return len(self.text) - 1
 
 
 @dataclass(frozen=True)
@@ -84,3 +112,34 @@ class DecodeSequences:
     def positions_at(self, depths: Tensor) -> Tensor:
         """Text positions [B, Q] of nodes at depths [B, Q] (or [Q]) below the root."""
         return self.positions[:, None] + depths
+
+
+def packed_scratch_batch(
+    sequences: Sequence[HostSequence],
+    counts: list[int],
+    num_scratch: list[int],
+    tokens: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    places: NDArray[np.int64],
+    visible: NDArray[np.bool_],
+) -> Batch:
+    """A pass over `counts` nodes of each sequence, T in all, one sequence after the other.
+
+    They are written to `places` [T] among the sequence's scratch rows, of which the first num_scratch are then in use. offsets: [T]
+    positions past the cached rows; visible: [T, C] which of the scratch rows in use each sees.
+    """
+    device = sequences[0].rows.slots.device
+    bases = np.repeat([sequence.num_cached for sequence in sequences], counts)
+    starts = np.cumsum([0, *counts]).tolist()
+    spans = list(zip(sequences, starts, starts[1:], num_scratch, strict=False))
+    mask = torch.from_numpy(visible).to(device)
+    kv_lens = tuple(own.num_cached + in_use for own, _, _, in_use in spans)
+    slots = np.concatenate([own.rows.at(own.num_cached + places[start:stop]) for own, start, stop, _ in spans])
+    return Batch(
+        tokens=torch.as_tensor(tokens, device=device),
+        positions=torch.as_tensor(bases + offsets, device=device),
+        slots=torch.as_tensor(slots, device=device),
+        query_starts=tuple(starts),
+        rows=HostRows(kv_lens, tuple(own.rows.up_to(kv_len) for own, kv_len in zip(sequences, kv_lens, strict=True))),
+        tree_mask=tuple(mask[start:stop, :in_use] for _, start, stop, in_use in spans),
+    )

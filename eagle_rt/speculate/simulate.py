@@ -1,10 +1,29 @@
 """Made-up acceptance: what a shape would be worth with a head that accepts so much. The texts mean nothing."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from eagle_rt.speculate.forest import PackedTrees
 from eagle_rt.tree.draft_tree import DraftTree
 from eagle_rt.tree.verify import Acceptance
+
+
+def simulated_paths(trees: PackedTrees, choice: list[int], mean_length: float) -> tuple[list[list[int]], list[list[int]]]:
+    """The same for trees on the host: (rows of the paths, tokens gained)."""
+    paths, gained = [], []
+    for start, stop in zip(trees.starts, trees.starts[1:], strict=False):
+        wanted = int(torch.rand(()) + (mean_length - 1))
+        depths = trees.depths[start:stop]
+        row = start + int(np.where(depths <= wanted, depths, -1).argmax())
+        path = []
+        while row >= 0:
+            path.append(row)
+            row = int(trees.parents[row])
+        path.reverse()
+        paths.append(path)
+        gained.append([*trees.tokens[path[1:]].tolist(), choice[path[-1]]])
+    return paths, gained
 
 
 def simulated_walk(tree: DraftTree, choice: Tensor, max_depth: int, mean_length: float) -> Acceptance:

@@ -6,7 +6,7 @@ import pytest
 import bench_speculative
 from eagle_rt.bench.report import best_per_batch_size, flags
 from eagle_rt.bench.sweep import Setting, grid
-from eagle_rt.config import NO_SPECULATION, TreeShape
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 
 def test_the_grid_skips_what_cannot_be_drafted() -> None:
@@ -43,8 +43,8 @@ def test_a_small_sweep(target_dir: Path, head_dir: Path, tmp_path: Path, capsys:
 
 def test_recommended_flags_are_those_of_the_fastest() -> None:
     rows = [
-        {"batch_size": 1, "steps": 0, "topk": 0, "num_draft_tokens": 1, "tokens_per_second": 50.0},
-        {"batch_size": 1, "steps": 3, "topk": 2, "num_draft_tokens": 6, "tokens_per_second": 80.0},
+        {"batch_size": 1, "kind": "none", "steps": 0, "topk": 0, "num_draft_tokens": 1, "tokens_per_second": 50.0},
+        {"batch_size": 1, "kind": "fixed", "steps": 3, "topk": 2, "num_draft_tokens": 6, "tokens_per_second": 80.0},
     ]
     (best,) = best_per_batch_size(rows)
     assert flags(best).endswith("--speculative-num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 6")

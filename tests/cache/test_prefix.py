@@ -12,7 +12,7 @@ def store(cache: PrefixCache, allocator: PageAllocator, tokens: list[int], page_
     cache.acquire(path)
     num_pages = -(-len(tokens) // page_size)
     pages = [node.page for node in path] + allocator.allocate(num_pages - len(path))
-    path = cache.insert(tokens, len(tokens) - 1, pages, path)
+    path = cache.insert(tokens, len(tokens) - 1, pages, path, len(tokens))
     cache.forget(path)
     allocator.release(pages[len(path) :])
     return pages

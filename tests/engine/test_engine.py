@@ -20,6 +20,7 @@ def engine(target_dir: Path, head_dir: Path) -> Iterator[Engine]:
         speculative_num_steps=3,
         speculative_eagle_topk=2,
         speculative_num_draft_tokens=6,
+        speculative_tree="fixed",
         max_total_tokens=4096,
         device="cpu",
     ) as engine:

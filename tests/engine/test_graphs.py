@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
-from eagle_rt.config import TreeShape
 from eagle_rt.engine.build import build_core
 from eagle_rt.engine.capture import ATTENTION_PARTS_BYTES, capture_steps, graph_batch_sizes, graph_bytes
 from eagle_rt.engine.core import EngineCore
@@ -22,6 +21,7 @@ from eagle_rt.engine.graphs import StepGraph, StepGraphs, default_batch_sizes
 from eagle_rt.engine.load import model_info, require_room
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.models.spec import model_spec, read_config
+from eagle_rt.tree_shape import TreeShape
 
 SETTINGS = [
     SamplingParams(temperature=0, max_new_tokens=7, ignore_eos=True),

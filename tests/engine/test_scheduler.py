@@ -29,7 +29,7 @@ def run_step(plan: StepPlan, rng: random.Random) -> StepResult:
         for _ in range(rng.randrange(1, 5)):
             text.append(next_token(text))
         decoded.append(text[len(request.tokens) :])
-    return StepResult(prefilled, decoded, 3, [False] * len(decoded))
+    return StepResult(prefilled, decoded, [3] * len(decoded), [False] * len(decoded))
 
 
 def solo(prompt: list[int], sampling: SamplingParams, context_length: int) -> list[int]:
@@ -110,7 +110,7 @@ def test_the_latest_arrival_gives_way() -> None:
         result = StepResult(
             [next_token(c.request.tokens) for c in plan.chunks if c.is_last],
             [[next_token(r.tokens)] for r in plan.decodes],
-            0,
+            [0] * len(plan.decodes),
             [False] * len(plan.decodes),
         )
         finished += [event.request_id for event in scheduler.commit(plan, result) if event.finish_reason]
@@ -125,9 +125,9 @@ def test_prompts_are_shared_while_they_run() -> None:
     prompt = list(range(1, 18))
     scheduler.submit(Request("first", prompt, SamplingParams(), 0))
     plan = scheduler.plan()
-    scheduler.commit(plan, StepResult([], [], 0, []))
+    scheduler.commit(plan, StepResult([], [], [], []))
     plan = scheduler.plan()
-    scheduler.commit(plan, StepResult([5], [], 0, []))
+    scheduler.commit(plan, StepResult([5], [], [], []))
     second = Request("second", prompt, SamplingParams(), 0)
     scheduler.submit(second)
     scheduler.plan()
@@ -166,8 +166,8 @@ def test_a_stop_token_cuts_inside_an_accepted_run() -> None:
     scheduler = Scheduler(limits(), frozenset({EOS}), use_prefix_cache=True)
     request = Request("r", [1, 2, 3], SamplingParams(), 0)
     scheduler.submit(request)
-    scheduler.commit(scheduler.plan(), StepResult([5], [], 0, []))
-    events = scheduler.commit(scheduler.plan(), StepResult([], [[6, EOS, 7]], 3, [False]))
+    scheduler.commit(scheduler.plan(), StepResult([5], [], [], []))
+    events = scheduler.commit(scheduler.plan(), StepResult([], [[6, EOS, 7]], [3], [False]))
     assert events[0].tokens == [6, EOS]
     assert events[0].finish_reason == {"type": "stop", "matched": EOS}
     scheduler.check_integrity()

@@ -2,9 +2,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_rt.config import num_tree_nodes
 from eagle_rt.tree.expand import Level
 from eagle_rt.tree.rerank import rerank
+from eagle_rt.tree_shape import num_tree_nodes
 from tree import brute_force
 from tree.test_expand import column, grow, paths_of
 

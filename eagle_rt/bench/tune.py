@@ -1,0 +1,171 @@
+"""Finding the trees that pay here: successive halving over fixed trees, adaptive ones and none, for every batch size and
+temperature."""
+
+import math
+import statistics
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+from eagle_rt.bench.sweep import Measurement, Setting, core_for, measure_once
+from eagle_rt.bench.workload import Workload
+from eagle_rt.config import EngineConfig
+from eagle_rt.engine.calibrate import measured_costs
+from eagle_rt.engine.load import LoadedModels
+from eagle_rt.engine.profile import Profile, Subject
+from eagle_rt.engine.request import SamplingParams
+from eagle_rt.speculate.adaptive import AdaptivePolicy
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes
+
+STEPS, TOP_KS, NUM_TOKENS = (1, 2, 3, 4, 6), (1, 2, 4), (4, 8, 16, 24)
+ADAPTIVE_BOUNDS = (TreeShape(3, 2, 8), TreeShape(5, 2, 12), TreeShape(6, 4, 24), TreeShape(8, 4, 40))
+# Prompts per request of a batch, new tokens of each and repeats, in each round.
+ROUNDS = ((1, 24, 1), (1, 48, 2), (2, 64, 3))
+KEPT_SHARE, NUM_FINALISTS = 1 / 3, 3
+
+C = TypeVar("C", bound=Hashable)
+
+
+def halving(
+    candidates: Sequence[C], measure: Callable[[C, int], float], num_rounds: int, kept_share: float, num_finalists: int
+) -> dict[C, float]:
+    """The speeds of the candidates that reach the last round: each round measures those left, and the fastest go on.
+
+    measure(candidate, round): its speed there. Source: Jamieson and Talwalkar, 2016, "Non-stochastic best arm identification".
+    """
+    left, speeds = list(candidates), {}
+    for number in range(num_rounds):
+        speeds = {candidate: measure(candidate, number) for candidate in left}
+        if number + 1 < num_rounds:
+            count = max(num_finalists, math.ceil(len(left) * kept_share))
+            left = sorted(left, key=lambda candidate: -speeds[candidate])[:count]
+    return speeds
+
+
+def fixed_trees() -> list[TreeShape]:
+    """Chains, and trees that fill at least a path and no more than their levels supply."""
+    trees = [TreeShape(steps, 1, steps + 1) for steps in STEPS]
+    for steps in STEPS:
+        for top_k in TOP_KS[1:]:
+            trees += [TreeShape(steps, top_k, count) for count in NUM_TOKENS if steps < count <= num_tree_nodes(steps, top_k)]
+    return trees
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was best for one batch size and temperature. `speeds`: tokens/s of every setting in the last round, the best fixed and
+    adaptive ones and none among them."""
+
+    batch_size: int
+    temperature: float
+    speeds: dict[Setting, float]
+
+    def best(self, kind: Callable[[Setting], bool]) -> tuple[Setting, float]:
+        return max(((own, speed) for own, speed in self.speeds.items() if kind(own)), key=lambda item: item[1])
+
+    def row(self) -> dict[str, Any]:
+        def entry(kind: Callable[[Setting], bool]) -> dict[str, Any]:
+            setting, speed = self.best(kind)
+            return {**asdict(setting.tree), "tokens_per_second": round(speed, 1)}
+
+        return {
+            "batch_size": self.batch_size,
+            "temperature": self.temperature,
+            "none": round(self.best(is_none)[1], 1),
+            "fixed": entry(is_fixed),
+            "adaptive": entry(is_adaptive),
+        }
+
+
+def is_none(setting: Setting) -> bool:
+    return setting.tree == NO_SPECULATION
+
+
+def is_fixed(setting: Setting) -> bool:
+    return not setting.is_adaptive and not is_none(setting)
+
+
+def is_adaptive(setting: Setting) -> bool:
+    return setting.is_adaptive
+
+
+class Tuner:
+    """Measures settings over models that are in memory. One engine a setting is kept, so that adaptive ones go on learning."""
+
+    def __init__(self, models: LoadedModels, config: EngineConfig, subject: Subject, workload: Workload, seed: int) -> None:
+        longest = max(map(len, workload.prompts)) + max(new_tokens for _, new_tokens, _ in ROUNDS)
+        self._models, self._workload, self._seed, self._subject = models, workload, seed, subject
+        self._config = replace(config, context_length=None)
+        self._tokens_per_request = longest + 2 * max(tree.num_scratch_rows for tree in (*ADAPTIVE_BOUNDS, *fixed_trees()))
+        self._tokens_per_request += 2 * config.page_size
+        self._profile: Profile | None = None
+        self._policies: dict[TreeShape, AdaptivePolicy] = {}
+
+    def run(
+        self, batch_sizes: list[int], temperatures: list[float], on_progress: Callable[[str], None]
+    ) -> tuple[Profile, list[Tuned]]:
+        """Tune for every pair of the two."""
+        self._profile = self._first_profile(max(batch_sizes))
+        results = []
+        for batch_size in batch_sizes:
+            settings = [Setting(batch_size, NO_SPECULATION)]
+            settings += [Setting(batch_size, tree) for tree in fixed_trees()]
+            settings += [Setting(batch_size, tree, is_adaptive=True) for tree in ADAPTIVE_BOUNDS]
+            for temperature in temperatures:
+                results.append(self._tune(settings, temperature, on_progress))
+        bounds, fixed = overall_best(results, is_adaptive), overall_best(results, is_fixed)
+        weights = self._policies[bounds].estimator.weights.tolist()
+        rows = [result.row() for result in results]
+        return replace(self._profile, bounds=bounds, fixed=fixed, weights=weights, best=rows), results
+
+    def _tune(self, settings: list[Setting], temperature: float, on_progress: Callable[[str], None]) -> Tuned:
+        batch_size = settings[0].batch_size
+        measurements: dict[Setting, Measurement] = {}
+
+        def measure(setting: Setting, number: int) -> float:
+            prompts_each, new_tokens, repeats = ROUNDS[number]
+            workload = Workload(self._workload.name, self._prompts(batch_size * prompts_each))
+            sampling = SamplingParams(temperature=temperature, seed=self._seed, max_new_tokens=new_tokens)
+            measurement = measurements.setdefault(setting, Measurement(setting))
+            config = replace(self._config, max_total_tokens=self._tokens_per_request * batch_size)
+            measurement.rates.clear()
+            for _ in range(repeats):
+                measure_once(self._models, config, measurement, workload, sampling, self._profile)
+            if setting.is_adaptive and measurement.core and measurement.core.runner.host_stepper:
+                policy = measurement.core.runner.host_stepper.policy
+                assert isinstance(policy, AdaptivePolicy)
+                self._policies[setting.tree] = policy
+            on_progress(f"batch {batch_size}, temperature {temperature:g}, round {number + 1}: {setting}")
+            return statistics.median(measurement.rates)
+
+        speeds: dict[Setting, float] = {}
+        for kind in (is_none, is_fixed, is_adaptive):
+            own = [setting for setting in settings if kind(setting)]
+            speeds |= halving(own, measure, len(ROUNDS), KEPT_SHARE, NUM_FINALISTS if kind is is_fixed else len(own))
+        return Tuned(batch_size, temperature, speeds)
+
+    def _prompts(self, count: int) -> list[list[int]]:
+        prompts = self._workload.prompts
+        return [prompts[index % len(prompts)] for index in range(count)]
+
+    def _first_profile(self, batch_size: int) -> Profile:
+        """What steps cost, for all that follows."""
+        bounds = ADAPTIVE_BOUNDS[-1]
+        config = replace(self._config, max_total_tokens=self._tokens_per_request * batch_size)
+        core = core_for(self._models, config, Setting(batch_size, bounds))
+        return Profile(self._subject, bounds, bounds, measured_costs(core), [], [])
+
+
+def overall_best(results: list[Tuned], kind: Callable[[Setting], bool]) -> TreeShape:
+    """The tree that is best on the whole: with the highest mean of log speeds, against the best of each result. A tree that did not
+    reach a last round counts there as the slowest that did."""
+    trees = list(dict.fromkeys(setting.tree for result in results for setting in result.speeds if kind(setting)))
+
+    def merit(tree: TreeShape) -> float:
+        total = 0.0
+        for result in results:
+            own = {setting.tree: speed for setting, speed in result.speeds.items() if kind(setting)}
+            total += math.log(own.get(tree, min(own.values())) / max(own.values()))
+        return total
+
+    return max(trees, key=merit)

@@ -1,0 +1,115 @@
+"""How likely a drafted node is to be accepted, learned from what verification shows anyway."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from eagle_rt.speculate.forest import Floats, Ints
+
+# Observations between two fits, and how many of the latest a fit looks at.
+FIT_EVERY = 256
+NUM_REMEMBERED = 4096
+# How strongly a fit is held to the weights of the cold start, in observations.
+PRIOR_STRENGTH = 8.0
+NUM_NEWTON_STEPS = 3
+NUM_BINS = 10
+# Beyond these, more confidence of the head says nothing more.
+MAX_LOGIT, MAX_TEMPERATURE, MIN_SCORE = 12.0, 2.0, -20.0
+NUM_SHARED = 4
+
+
+@dataclass
+class Calibration:
+    """How good the probabilities were that nodes were given before they were verified: of being on the accepted path.
+
+    counts, predicted, accepted: by predicted probability in tenths, the number of nodes, the sum of their probabilities, and how
+    many were accepted. squared_error, raw_squared_error: sums for ours and for the head's own probabilities.
+    """
+
+    counts: list[float] = field(default_factory=lambda: [0.0] * NUM_BINS)
+    predicted: list[float] = field(default_factory=lambda: [0.0] * NUM_BINS)
+    accepted: list[float] = field(default_factory=lambda: [0.0] * NUM_BINS)
+    squared_error: float = 0.0
+    raw_squared_error: float = 0.0
+
+    @property
+    def brier_score(self) -> float:
+        """Mean squared error of ours; 0 is perfect."""
+        return self.squared_error / max(1.0, sum(self.counts))
+
+    @property
+    def raw_brier_score(self) -> float:
+        return self.raw_squared_error / max(1.0, sum(self.counts))
+
+    def add(self, predicted: Floats, raw: Floats, labels: Floats) -> None:
+        bins = np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+        for sums, weights in ((self.counts, None), (self.predicted, predicted), (self.accepted, labels)):
+            for index, value in enumerate(np.bincount(bins, weights, NUM_BINS).tolist()):
+                sums[index] += value
+        self.squared_error += float(((predicted - labels) ** 2).sum())
+        self.raw_squared_error += float(((raw - labels) ** 2).sum())
+
+
+class AcceptanceEstimator:
+    """P(the target chooses a node | it chose the node's parent): a logistic function of what the head gave.
+
+    Its inputs are the logit of the head's probability (of the perturbed one, for coupled drafts), the same times the temperature,
+    the log-probability of the path above, the temperature, and a bias for each depth. The weights begin as those of a cold start,
+    by default at the head's own word, and are fitted to the latest observations by Newton's method, held to where they began as
+    by a few observations. A path is accepted with the product of its nodes' probabilities.
+    """
+
+    def __init__(self, max_depth: int, weights: list[float] | None = None) -> None:
+        self.max_depth = max_depth
+        self.calibration = Calibration()
+        start = np.zeros(NUM_SHARED + max_depth)
+        start[0] = 1.0
+        if weights:
+            start[: len(weights)] = weights[: len(start)]
+            start[len(weights) :] = weights[-1]  # deeper than was learned: as the deepest
+        self._start, self.weights = start, start.copy()
+        self._inputs = np.zeros((NUM_REMEMBERED, len(start)))
+        self._labels = np.zeros(NUM_REMEMBERED)
+        self._num_seen = self._num_unfitted = 0
+
+    def inputs(self, log_probs: Floats, parent_scores: Floats, depths: Ints, temperatures: Floats) -> Floats:
+        """[M, W] of M nodes."""
+        log_probs = np.minimum(log_probs, -1e-6)
+        logits = (log_probs - np.log(-np.expm1(log_probs))).clip(-MAX_LOGIT, MAX_LOGIT)
+        temperatures = np.minimum(temperatures, MAX_TEMPERATURE)
+        inputs = np.zeros((len(logits), len(self.weights)))
+        inputs[:, 0] = logits
+        inputs[:, 1] = logits * temperatures
+        inputs[:, 2] = np.maximum(parent_scores, MIN_SCORE)
+        inputs[:, 3] = temperatures
+        inputs[np.arange(len(logits)), NUM_SHARED - 1 + np.minimum(depths, self.max_depth)] = 1.0
+        return inputs
+
+    def log_probabilities(self, inputs: Floats, corrections: Floats) -> Floats:
+        """[M] log P(chosen | parent chosen); corrections: [M] added to the logits."""
+        return -np.logaddexp(0.0, -(inputs @ self.weights + corrections))
+
+    def observe(self, inputs: Floats, labels: Floats) -> None:
+        """Nodes whose parents were chosen, and whether they were."""
+        count = len(labels)
+        if count == 0:
+            return
+        rows = (self._num_seen + np.arange(count)) % NUM_REMEMBERED
+        self._inputs[rows], self._labels[rows] = inputs, labels
+        self._num_seen += count
+        self._num_unfitted += count
+        if self._num_unfitted >= FIT_EVERY:
+            self.fit()
+
+    def fit(self) -> None:
+        """Maximum a posteriori under a normal prior around the weights of the cold start."""
+        self._num_unfitted = 0
+        inputs, labels = self._inputs[: self._num_seen], self._labels[: self._num_seen]
+        weights = self.weights
+        for _ in range(NUM_NEWTON_STEPS):
+            p = 1 / (1 + np.exp(-(inputs @ weights).clip(-30, 30)))
+            gradient = inputs.T @ (p - labels) + PRIOR_STRENGTH * (weights - self._start)
+            curvature = (inputs * (p * (1 - p))[:, None]).T @ inputs + PRIOR_STRENGTH * np.eye(len(weights))
+            weights = weights - np.linalg.solve(curvature, gradient)
+        if np.isfinite(weights).all():
+            self.weights = weights

@@ -1,0 +1,142 @@
+"""The draft trees of a step while they grow, for a runtime that decides on the host: flat arrays, no padding.
+
+The twin with fixed shapes, for steps that the host must not look into, is `tree/expand.py` with `tree/rerank.py`.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Nodes scored at one depth, or at all depths so far; every parent comes before its children.
+
+    owners: [M] which sequence each belongs to; tokens: [M] target ids; parents: [M] numbers of candidates, -1 under the root;
+    depths: [M], from 1; log_probs: [M] of the head, given the parent; scores: [M] their sums along the path; values: [M] the
+    log-probability that the node will be accepted, as the policy that grows the trees sees it.
+    """
+
+    owners: Ints
+    tokens: Ints
+    parents: Ints
+    depths: Ints
+    log_probs: Floats
+    scores: Floats
+    values: Floats
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    def __getitem__(self, chosen: Ints | Bools) -> "Candidates":
+        return Candidates(*(column[chosen] for column in self._columns))
+
+    @property
+    def parent_scores(self) -> Floats:
+        """[M] the scores of the paths above; 0 where there is no number."""
+        return np.subtract(self.scores, self.log_probs, out=np.zeros(len(self)), where=np.isfinite(self.scores))
+
+    def and_then(self, deeper: "Candidates") -> "Candidates":
+        return Candidates(*(np.concatenate(pair) for pair in zip(self._columns, deeper._columns, strict=True)))
+
+    @property
+    def _columns(self) -> tuple[NDArray, ...]:
+        return (self.owners, self.tokens, self.parents, self.depths, self.log_probs, self.scores, self.values)
+
+
+def no_candidates() -> Candidates:
+    ints, floats = np.zeros(0, dtype=np.int64), np.zeros(0)
+    return Candidates(ints, ints, ints, ints, floats, floats, floats)
+
+
+def ranks_within_owners(owners: Ints, keys: Floats) -> Ints:
+    """[M] the place of each entry among those of its owner, by descending key; the earlier goes first where keys are the same."""
+    order = np.lexsort((-keys, owners))
+    sorted_owners = owners[order]
+    starts = np.searchsorted(sorted_owners, sorted_owners)
+    ranks = np.empty(len(owners), dtype=np.int64)
+    ranks[order] = np.arange(len(owners)) - starts
+    return ranks
+
+
+@dataclass(frozen=True)
+class PackedTrees:
+    """The trees of B sequences, one after the other, for one pass over all their nodes.
+
+    starts: B + 1 row numbers; sequence b owns the rows starts[b] : starts[b + 1], its root first.
+    tokens, depths: [T]; parents: [T] row numbers, -1 for a root; values: [T] as in `Candidates`, 0 for a root.
+    """
+
+    starts: tuple[int, ...]
+    owners: Ints
+    tokens: Ints
+    parents: Ints
+    depths: Ints
+    values: Floats
+
+    @cached_property
+    def places(self) -> Ints:
+        """[T] the number of each node in its own tree."""
+        return np.arange(len(self.owners)) - np.asarray(self.starts)[self.owners]
+
+    @cached_property
+    def visible(self) -> Bools:
+        """[T, largest tree] which nodes of its own tree each one sees: itself and all on the way up to the root."""
+        visible = np.zeros((len(self.owners), int(self.places.max()) + 1), dtype=np.bool_)
+        visible[np.arange(len(visible)), self.places] = True
+        for depth in range(1, int(self.depths.max()) + 1):
+            rows = np.flatnonzero(self.depths == depth)
+            visible[rows] |= visible[self.parents[rows]]
+        return visible
+
+    def walk(self, choice: list[int]) -> list[list[int]]:
+        """For each sequence the rows from its root to the last node that the target's choice [T] confirms."""
+        children = {
+            (parent, token): row
+            for row, (parent, token) in enumerate(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))
+        }
+        paths = []
+        for start in self.starts[:-1]:
+            path, row = [], start
+            while row is not None:
+                path.append(row)
+                row = children.get((row, choice[row]))
+            paths.append(path)
+        return paths
+
+
+def pack(root_tokens: Ints, chosen: Candidates, numbers: Ints) -> PackedTrees:
+    """Trees of the roots [B] and the chosen candidates.
+
+    numbers: the numbers of the chosen ones among all candidates, ascending; with a node its parent is chosen too.
+    """
+    batch_size = len(root_tokens)
+    counts = 1 + np.bincount(chosen.owners, minlength=batch_size)
+    starts = np.concatenate(([0], counts.cumsum()))
+    # Roots first and then by number, within each sequence.
+    order = np.argsort(np.concatenate((np.arange(batch_size), chosen.owners)), kind="stable")
+    row_of = np.empty(len(order), dtype=np.int64)
+    row_of[order] = np.arange(len(order))
+    parent_entry = np.where(chosen.parents < 0, chosen.owners, batch_size + np.searchsorted(numbers, chosen.parents))
+    roots = np.zeros(batch_size)
+    return PackedTrees(
+        starts=tuple(starts.tolist()),
+        owners=np.concatenate((np.arange(batch_size), chosen.owners))[order],
+        tokens=np.concatenate((root_tokens, chosen.tokens))[order],
+        parents=np.concatenate((np.full(batch_size, -1), row_of[parent_entry]))[order],
+        depths=np.concatenate((roots.astype(np.int64), chosen.depths))[order],
+        values=np.concatenate((roots, chosen.values))[order],
+    )
+
+
+def roots_only(root_tokens: Ints) -> PackedTrees:
+    """The trees of plain decoding."""
+    zeros = np.zeros_like(root_tokens)
+    numbers = np.arange(len(root_tokens))
+    return PackedTrees(tuple(range(len(root_tokens) + 1)), numbers, root_tokens, zeros - 1, zeros, zeros.astype(np.float64))

@@ -1,0 +1,182 @@
+"""Drafting with a head where the host decides, level by level, what is drafted; and keeping the head's cache for it."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from eagle_rt.attention.base import AttentionBackend
+from eagle_rt.batch import Batch, HostRows
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.models.heads.base import DraftHead
+from eagle_rt.speculate.costs import Observation
+from eagle_rt.speculate.forest import Bools, Candidates, Ints
+from eagle_rt.speculate.head_rows import HeadRowsBook
+from eagle_rt.speculate.policy import DraftPlan
+from eagle_rt.speculate.sampler import SamplingBatch, coupled_logits
+from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
+from eagle_rt.tree.expand import top_children
+
+
+@dataclass
+class Draft:
+    """What was drafted in one step. observations: what that took; is_broken: [B] the head gave no numbers."""
+
+    candidates: Candidates
+    observations: list[Observation]
+    is_broken: Bools
+
+
+@dataclass(frozen=True)
+class FedRows:
+    """The drafted nodes that the head has been fed last, T of them.
+
+    states: [T, H] after them; row_of: [M] the row of each candidate, or of each sequence at first; seen: [T, C] which of its
+    sequence's fed nodes each sees.
+    """
+
+    states: Tensor
+    row_of: Ints
+    seen: Bools
+
+
+class HostDrafter:
+    """The head, its cache, and how far it has read each text. couples: guesses for sampled requests are ranked under the target's
+    noise."""
+
+    def __init__(self, head: DraftHead, pool: KVPool, backend: AttentionBackend, *, couples: bool) -> None:
+        self.head, self.pool, self.rows = head, pool, HeadRowsBook()
+        self._backend, self._couples = backend, couples
+        self._target_ids = head.token_map.target_ids
+
+    def catch_up(self, sequences: Sequence[HostSequence]) -> Tensor:
+        """Let the head read all that waits for it: the states [len(sequences), H] after each text's last certain token."""
+        behind = [sequence for sequence in sequences if self.rows[sequence.id].waiting]
+        if behind:
+            states = self._read_on(behind)
+            if len(behind) == len(sequences):
+                return states
+        return torch.stack([state for sequence in sequences if (state := self.rows[sequence.id].state) is not None])
+
+    def draft(self, sequences: list[HostSequence], sampling: SamplingBatch, plan: DraftPlan, mark: Callable[[str], None]) -> Draft:
+        """Grow trees level by level, for as long as the plan wants.
+
+        The rows that the head is fed live in a sequence's scratch rows, in the order they were fed; each sees the text and its own
+        ancestors. `mark` is told when the head has caught up.
+        """
+        start = time.perf_counter()
+        batch_size, drafters = len(sequences), np.array(plan.drafters)
+        own = [sequences[index] for index in plan.drafters]
+        num_missing = sum(self.rows[sequence.id].num_waiting for sequence in own)
+        row_of = np.full(batch_size, -1)
+        row_of[drafters] = np.arange(len(drafters))
+        fed = FedRows(self.catch_up(own), row_of, np.zeros((len(own), 0), dtype=np.bool_))
+        mark("extend")
+        candidates = self._children(sequences, sampling, plan, fed.states, drafters, np.full(len(own), -1), None)
+        now = time.perf_counter()
+        observations = [Observation("start", len(own), num_missing, 1000 * (now - start))]
+        is_broken = np.zeros(batch_size, dtype=np.bool_)
+        is_broken[drafters] = True
+        is_broken[candidates.owners[candidates.scores > -np.inf]] = False
+
+        first_new, num_fed = 0, np.zeros(batch_size, dtype=np.int64)
+        while len(numbers := plan.expand(candidates, first_new)):
+            numbers = numbers[np.argsort(candidates.owners[numbers], kind="stable")]
+            chosen = candidates[numbers]
+            fed = self._feed(sequences, fed, candidates, numbers, num_fed)
+            deeper = self._children(sequences, sampling, plan, fed.states, chosen.owners, numbers, chosen)
+            first_new, candidates = len(candidates), candidates.and_then(deeper)
+            then, now = now, time.perf_counter()
+            num_sequences = len(np.unique(chosen.owners))
+            observations.append(Observation("level", num_sequences, len(numbers), 1000 * (now - then)))
+        return Draft(candidates, observations, is_broken)
+
+    def _read_on(self, sequences: Sequence[HostSequence]) -> Tensor:
+        ids = [sequence.id for sequence in sequences]
+        starts = [self.rows[own].num_made for own in ids]
+        features = self.rows.take(ids)
+        stops = [self.rows[own].num_made for own in ids]
+        spans = list(zip(sequences, starts, stops, strict=True))
+        batch = Batch(
+            tokens=self._tensor([token for own, start, stop in spans for token in own.text[start + 1 : stop + 1]]),
+            positions=self._tensor(np.concatenate([np.arange(start, stop) for _, start, stop in spans])),
+            slots=torch.cat([own.rows.slots[start:stop] for own, start, stop in spans]),
+            query_starts=tuple(np.cumsum([0] + [stop - start for _, start, stop in spans]).tolist()),
+            rows=HostRows(tuple(stops), tuple(own.rows.up_to(stop) for own, _, stop in spans)),
+            tree_mask=None,
+        )
+        states = self.head.forward(batch.tokens, self.head.fuse(features), batch, self.pool, self._backend)
+        states = states if len(states) == len(sequences) else states[self._tensor(batch.query_starts[1:]) - 1]
+        for sequence_id, state in zip(ids, states, strict=True):
+            self.rows[sequence_id].state = state
+        return states
+
+    def _feed(self, sequences: list[HostSequence], fed: FedRows, candidates: Candidates, numbers: Ints, num_fed: Ints) -> FedRows:
+        """One pass of the head over the nodes `numbers`, sequence by sequence, in rows that follow the num_fed [B] ones before."""
+        chosen = candidates[numbers]
+        owners, counts = np.unique(chosen.owners, return_counts=True)
+        places = num_fed[chosen.owners] + np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
+        is_first = chosen.depths[0] == 1
+        parent_rows = fed.row_of[chosen.owners if is_first else chosen.parents]
+        visible = np.zeros((len(numbers), max(int(places.max()) + 1, fed.seen.shape[1])), dtype=np.bool_)
+        visible[:, : fed.seen.shape[1]] = fed.seen[parent_rows]
+        visible[np.arange(len(numbers)), places] = True
+        num_fed[owners] += counts
+        own = [sequences[owner] for owner in owners.tolist()]
+        in_use = num_fed[owners].tolist()
+        batch = packed_scratch_batch(own, counts.tolist(), in_use, chosen.tokens, chosen.depths - 1, places, visible)
+        states = fed.states[self._tensor(parent_rows)]
+        row_of = np.full(len(candidates), -1)
+        row_of[numbers] = np.arange(len(numbers))
+        return FedRows(self.head.forward(batch.tokens, states, batch, self.pool, self._backend), row_of, visible)
+
+    def _children(
+        self,
+        sequences: list[HostSequence],
+        sampling: SamplingBatch,
+        plan: DraftPlan,
+        states: Tensor,
+        owners: Ints,
+        numbers: Ints,
+        parents: Candidates | None,
+    ) -> Candidates:
+        """Of T nodes, or roots, of these owners and numbers: the best children, no more of a sequence's than its top-k."""
+        num_parents, zeros = len(owners), np.zeros(len(owners))
+        depths = parents.depths if parents else zeros.astype(np.int64)
+        top_ks = np.array([shape.top_k if (shape := sequence.bounds) else 0 for sequence in sequences])[owners]
+        top_k = int(top_ks.max())
+        positions = np.array([sequence.num_cached for sequence in sequences])[owners] + depths
+        log_probs, draft_tokens = top_children(self._logits(states, sampling, owners, positions), top_k)
+        is_within = (np.arange(top_k) < top_ks[:, None]).ravel()
+        above = np.arange(num_parents).repeat(top_k)[is_within]
+        own = as_numpy(log_probs).ravel()[is_within].astype(np.float64)
+        children = Candidates(
+            owners=owners[above],
+            tokens=as_numpy(self._target_ids[draft_tokens]).ravel()[is_within],
+            parents=numbers[above],
+            depths=depths[above] + 1,
+            log_probs=own,
+            scores=(parents.scores if parents else zeros)[above] + own,
+            values=own.copy(),
+        )
+        children.values[:] = plan.values(children, (parents.values if parents else zeros)[above])
+        return children
+
+    def _logits(self, states: Tensor, sampling: SamplingBatch, owners: Ints, positions: Ints) -> Tensor:
+        """[T, W] draft logits after nodes of `owners` that stand at `positions`, under the target's noise where that is drawn."""
+        logits = self.head.logits(states)
+        if not self._couples or len(sampling.sampled) == 0:
+            return logits
+        rows = sampling.rows(self._tensor(owners))
+        return coupled_logits(logits[:, None], self._tensor(positions)[:, None], rows, self._target_ids)[:, 0]
+
+    def _tensor(self, values: Ints | Sequence[int]) -> Tensor:
+        return torch.as_tensor(values, device=self.pool.storage.device)
+
+
+def as_numpy(tensor: Tensor) -> NDArray:
+    return tensor.cpu().numpy()

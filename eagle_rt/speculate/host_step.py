@@ -1,0 +1,155 @@
+"""One decode step whose trees the host decides on while it runs: ragged, and no larger than they pay.
+
+`step.py` is the same step with fixed shapes, which the host need not look into.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eagle_rt.attention.base import AttentionBackend
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.models.decoder import Decoder
+from eagle_rt.speculate.costs import Observation
+from eagle_rt.speculate.forest import Ints, PackedTrees, no_candidates, pack, roots_only
+from eagle_rt.speculate.host_drafter import Draft, HostDrafter
+from eagle_rt.speculate.policy import DraftPlan, StepRecord, TreePolicy
+from eagle_rt.speculate.sampler import SamplingBatch, target_choice
+from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
+from eagle_rt.speculate.simulate import simulated_paths
+
+# Features that wait for the head take no more memory than this.
+MOST_WAITING_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class HostOutcome:
+    """For each sequence the tokens that it gains, how many drafts were verified, and whether the head gave no numbers."""
+
+    tokens: list[list[int]]
+    num_drafted: list[int]
+    is_broken: list[bool]
+
+
+class HostStepper:
+    """Everything that such a step is made with.
+
+    simulated_length: make up what is accepted, so many tokens a step; for benchmarks only.
+    """
+
+    def __init__(
+        self,
+        target: Decoder,
+        pool: KVPool,
+        backend: AttentionBackend,
+        drafter: HostDrafter,
+        policy: TreePolicy,
+        simulated_length: float | None = None,
+    ) -> None:
+        self.target, self.pool, self.drafter, self.policy = target, pool, drafter, policy
+        self.feature_layers = drafter.head.feature_layers
+        self._backend, self._simulated_length = backend, simulated_length
+        self.feature_size = max(1, len(self.feature_layers)) * target.spec.shape.hidden_size
+        self._most_waiting = MOST_WAITING_BYTES // (self.feature_size * target.embedding.dtype.itemsize)
+
+    def step(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
+        """Advance every sequence by the tokens that the target confirms, at least one each.
+
+        sampling: the settings of the B sequences. `mark(name)` is called after each part, for timing.
+        """
+        rows = [self.drafter.rows[sequence.id] for sequence in sequences]
+        sequences = [replace(own, bounds=None) if row.is_lost else own for own, row in zip(sequences, rows, strict=True)]
+        missing = [row.num_waiting for row in rows]
+        plan = self.policy.begin(sequences, missing)
+        root_tokens = np.array([sequence.text[-1] for sequence in sequences])
+        draft = kept = None
+        trees = roots_only(root_tokens)
+        if plan.drafters:
+            draft = self.drafter.draft(sequences, sampling, plan, mark)
+            kept = plan.keep(draft.candidates)
+            trees = pack(root_tokens, draft.candidates[kept], kept)
+            mark("draft")
+        elif sum(missing) > self._most_waiting:
+            self.drafter.catch_up([sequence for sequence, count in zip(sequences, missing, strict=True) if count])
+            mark("extend")
+
+        verify_start = time.perf_counter()
+        choice, features = self._verify(sequences, sampling, trees)
+        mark("verify")
+        if self._simulated_length is None:
+            paths = trees.walk(choice)
+            tokens = [[choice[row] for row in path] for path in paths]
+        else:
+            paths, tokens = simulated_paths(trees, choice, self._simulated_length)
+        self._keep(sequences, trees, paths, features)
+        self._learn(plan, sequences, draft, kept, trees, paths, verify_start)
+        mark("accept")
+        num_drafted = [stop - first - 1 for first, stop in zip(trees.starts, trees.starts[1:], strict=False)]
+        is_broken = draft.is_broken.tolist() if draft else [False] * len(sequences)
+        return HostOutcome(tokens, num_drafted, is_broken)
+
+    def forget(self, sequence_id: str) -> None:
+        """A sequence has left."""
+        self.drafter.rows.forget(sequence_id)
+        self.policy.forget(sequence_id)
+
+    def _verify(
+        self, sequences: list[HostSequence], sampling: SamplingBatch, trees: PackedTrees
+    ) -> tuple[list[int], Tensor | None]:
+        """The target's choice after every node, and the nodes' features [T, F]."""
+        counts = np.diff(trees.starts).tolist()
+        batch = packed_scratch_batch(sequences, counts, counts, trees.tokens, trees.depths, trees.places, trees.visible)
+        output = self.target.forward(batch, self.pool, self._backend, self.feature_layers)
+        rows = sampling.rows(self._tensor(trees.owners))
+        logits = self.target.logits(output.hidden)
+        return target_choice(logits[:, None], batch.positions[:, None], rows)[:, 0].tolist(), output.features
+
+    def _keep(self, sequences: list[HostSequence], trees: PackedTrees, paths: list[list[int]], features: Tensor | None) -> None:
+        """Move the cache rows of the accepted nodes to where the text goes on, and put their features aside for the head."""
+        assert features is not None
+        sources, targets = [], []
+        for sequence, start, path in zip(sequences, trees.starts, paths, strict=False):
+            moved = [(row - start, place) for place, row in enumerate(path) if row - start != place]
+            if moved:
+                places = np.array(moved) + sequence.num_cached
+                sources.append(sequence.rows.at(places[:, 0]))
+                targets.append(sequence.rows.at(places[:, 1]))
+            if sequence.bounds:
+                is_run = path[-1] - path[0] == len(path) - 1
+                self.drafter.rows.add(sequence.id, features[path[0] : path[-1] + 1] if is_run else features[self._tensor(path)])
+        if sources:
+            self.pool.move(self._tensor(np.concatenate(sources)), self._tensor(np.concatenate(targets)))
+
+    def _learn(
+        self,
+        plan: DraftPlan,
+        sequences: list[HostSequence],
+        draft: Draft | None,
+        kept: Ints | None,
+        trees: PackedTrees,
+        paths: list[list[int]],
+        verify_start: float,
+    ) -> None:
+        verify_ms = 1000 * (time.perf_counter() - verify_start)
+        observations = [Observation("verify", len(sequences), len(trees.owners), verify_ms)]
+        is_accepted = np.zeros(len(trees.owners))
+        for path in paths:
+            is_accepted[path] = 1.0
+        if draft is None or kept is None:
+            candidates, kept = no_candidates(), np.zeros(0, dtype=np.int64)
+        else:
+            candidates, observations = draft.candidates, draft.observations + observations
+            # Among the rows of its sequence a node stands in the order of its number, after the root.
+            order = np.argsort(candidates.owners[kept], kind="stable")
+            labels = np.empty(len(kept))
+            labels[order] = is_accepted[trees.parents >= 0]
+            is_accepted = labels
+        context = sum(sequence.num_cached for sequence in sequences) / len(sequences)
+        plan.learn(StepRecord(candidates, kept, is_accepted[: len(kept)], sum(map(len, paths)), observations, context))
+
+    def _tensor(self, values: Ints | Sequence) -> Tensor:
+        return torch.as_tensor(values, device=self.pool.storage.device)

@@ -1,0 +1,127 @@
+"""Which trees a step drafts: what the host decides while it runs, and the simplest way to decide it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from eagle_rt.speculate.acceptance import Calibration
+from eagle_rt.speculate.costs import Observation
+from eagle_rt.speculate.forest import Candidates, Floats, Ints, ranks_within_owners
+from eagle_rt.speculate.sequences import HostSequence
+from eagle_rt.tree_shape import TreeShape
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What a step came to, for a policy to learn from.
+
+    candidates: all nodes that were scored; kept: the numbers of those that were verified; is_accepted: [len(kept)] 1 for those that
+    were accepted. num_gained tokens, the bonus ones included; parts: what each part cost; context: mean cached rows of a sequence.
+    """
+
+    candidates: Candidates
+    kept: Ints
+    is_accepted: Floats
+    num_gained: int
+    parts: list[Observation]
+    context: float
+
+
+class DraftPlan(Protocol):
+    """The decisions of one step."""
+
+    @property
+    def drafters(self) -> list[int]:
+        """Which sequences draft; the owners of candidates are numbers of sequences."""
+        ...
+
+    def values(self, deeper: Candidates, parent_values: Floats) -> Floats:
+        """[M] for newly scored nodes: the log-probability that they will be accepted, on any scale that compares nodes. No child
+        has more than its parent."""
+        ...
+
+    def expand(self, candidates: Candidates, first_new: int) -> Ints:
+        """The numbers of those candidates, of first_new and on, under which another level is drafted; none ends the draft."""
+        ...
+
+    def keep(self, candidates: Candidates) -> Ints:
+        """The numbers, ascending, of those that the target verifies; with each its parent."""
+        ...
+
+    def learn(self, record: StepRecord) -> None: ...
+
+
+class TreePolicy(Protocol):
+    @property
+    def calibration(self) -> Calibration | None:
+        """How good its estimates of acceptance have been, if it makes any."""
+        ...
+
+    def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
+        """num_missing: rows of each sequence that the head has to catch up with before it can draft."""
+        ...
+
+    def wants_drafts(self, batch_size: int) -> bool:
+        """Whether a sequence that joins so many would probably draft."""
+        ...
+
+    def forget(self, sequence_id: str) -> None:
+        """A sequence has left."""
+        ...
+
+
+def in_bounds(candidates: Candidates, shapes: Sequence[TreeShape | None], first_new: int) -> Ints:
+    """The newest candidates whose sequences allow another level under them."""
+    owners = candidates.owners[first_new:]
+    num_steps = np.array([shape.num_steps if shape else 0 for shape in shapes])
+    can_grow = (candidates.depths[first_new:] < num_steps[owners]) & (candidates.scores[first_new:] > -np.inf)
+    return first_new + np.flatnonzero(can_grow)
+
+
+def best_of_each(candidates: Candidates, numbers: Ints, limits: Ints) -> Ints:
+    """Those of `numbers` with the highest values of their sequence, at most limits[owner] each; ascending."""
+    owners = candidates.owners[numbers]
+    return numbers[ranks_within_owners(owners, candidates.values[numbers]) < limits[owners]]
+
+
+class FixedPolicy:
+    """Every sequence that may draft drafts the tree that its bounds name, ranked by the head's probabilities alone.
+
+    max_batch_size: larger batches are not drafted for.
+    """
+
+    calibration = None
+
+    def __init__(self, max_batch_size: int | None) -> None:
+        self._max_batch_size = max_batch_size
+
+    def wants_drafts(self, batch_size: int) -> bool:
+        return self._max_batch_size is None or batch_size <= self._max_batch_size
+
+    def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
+        return FixedPlan(sequences, self.wants_drafts(len(sequences)))
+
+    def forget(self, sequence_id: str) -> None:
+        pass
+
+
+class FixedPlan:
+    def __init__(self, sequences: Sequence[HostSequence], drafts: bool) -> None:
+        self._shapes = [sequence.bounds for sequence in sequences]
+        self.drafters = [index for index, shape in enumerate(self._shapes) if shape and drafts]
+
+    def values(self, deeper: Candidates, parent_values: Floats) -> Floats:
+        return deeper.scores
+
+    def expand(self, candidates: Candidates, first_new: int) -> Ints:
+        widths = np.array([shape.top_k if shape else 0 for shape in self._shapes])
+        return best_of_each(candidates, in_bounds(candidates, self._shapes, first_new), widths)
+
+    def keep(self, candidates: Candidates) -> Ints:
+        limits = np.array([shape.num_draft_tokens - 1 if shape else 0 for shape in self._shapes])
+        return best_of_each(candidates, np.flatnonzero(candidates.scores > -np.inf), limits)
+
+    def learn(self, record: StepRecord) -> None:
+        pass

@@ -1,0 +1,264 @@
+"""Steps that the host decides on: whatever it decides, the text is the target's, and the head reads what it should."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engines import make_core, random_prompts, run
+
+from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.request import SamplingParams, SpeculativeParams
+from eagle_rt.speculate.acceptance import AcceptanceEstimator
+from eagle_rt.speculate.adaptive import AdaptivePolicy
+from eagle_rt.speculate.costs import PartCost, StepCosts
+from eagle_rt.speculate.forest import Candidates, Floats, Ints
+from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord, best_of_each, in_bounds
+from eagle_rt.speculate.sequences import HostSequence
+
+TREE = (4, 3, 12)
+
+
+def params(count: int, **changes: object) -> list[SamplingParams]:
+    """Greedy, sampled and filtered requests in turns."""
+    kinds = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9, "top_k": 20}]
+    settings = {"max_new_tokens": 24, "ignore_eos": True, **changes}
+    return [SamplingParams(seed=index, **{**kinds[index % 3], **settings}) for index in range(count)]
+
+
+class AnyPlan:
+    """Decides by dice, within what the stepper asks of a plan."""
+
+    def __init__(self, sequences: Sequence[HostSequence], rng: random.Random) -> None:
+        self._shapes = [sequence.bounds for sequence in sequences]
+        self._rng = rng
+        self.drafters = [index for index, shape in enumerate(self._shapes) if shape and rng.random() < 0.7]
+
+    def values(self, deeper: Candidates, parent_values: Floats) -> Floats:
+        return deeper.scores
+
+    def expand(self, candidates: Candidates, first_new: int) -> Ints:
+        numbers = in_bounds(candidates, self._shapes, first_new)
+        numbers = numbers[[self._rng.random() < 0.6 for _ in numbers]]
+        return best_of_each(candidates, numbers, np.array([self._rng.randrange(4) for _ in self._shapes]))
+
+    def keep(self, candidates: Candidates) -> Ints:
+        kept: set[int] = set()
+        for number, parent in enumerate(candidates.parents.tolist()):
+            if (parent < 0 or parent in kept) and candidates.scores[number] > -np.inf and self._rng.random() < 0.6:
+                kept.add(number)
+        return best_of_each(candidates, np.array(sorted(kept), dtype=np.int64), np.full(len(self._shapes), TREE[2] - 1))
+
+    def learn(self, record: StepRecord) -> None:
+        assert set(record.is_accepted.tolist()) <= {0.0, 1.0}
+
+
+class AnyPolicy(FixedPolicy):
+    def __init__(self, seed: int) -> None:
+        super().__init__(None)
+        self.rng = random.Random(seed)
+
+    def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
+        return AnyPlan(sequences, self.rng)
+
+    def wants_drafts(self, batch_size: int) -> bool:
+        return self.rng.random() < 0.5
+
+
+def with_policy(core: EngineCore, policy: FixedPolicy | AdaptivePolicy) -> EngineCore:
+    assert core.runner.host_stepper
+    core.runner.host_stepper.policy = policy
+    return core
+
+
+def costs(start: float, level: float, node: float, plain: float = 10.0) -> StepCosts:
+    """Milliseconds of a first level, of a further one, and of each node verified."""
+    return StepCosts(
+        {
+            "start": PartCost([1.0, 2.0], [start, start + 0.001], 0.0),
+            "level": PartCost([1.0, 2.0], [level, level + 0.001], 0.0),
+            "verify": PartCost([1.0, 101.0], [plain, plain + 100 * node], 0.0),
+        }
+    )
+
+
+def adaptive(step_costs: StepCosts, max_batch_size: int | None = None) -> AdaptivePolicy:
+    return AdaptivePolicy(step_costs, AcceptanceEstimator(TREE[0]), max_batch_size)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("options", [{}, {"attention_backend": "triton", "page_size": 1}], ids=["torch", "triton"])
+def test_no_decision_changes_a_text(target_dir: Path, head_dir: Path, seed: int, options: dict) -> None:
+    if options and seed > 1:
+        pytest.skip("the interpreter is slow")
+    prompts = random_prompts(7, seed=seed) + random_prompts(2, seed=seed)
+    settings = params(9, max_new_tokens=12 if options else 24)
+    plain = run(make_core(target_dir, max_running_requests=4), prompts, settings)
+    core = make_core(target_dir, head_dir, TREE, max_running_requests=4, chunked_prefill_size=32, **options)
+    assert run(with_policy(core, AnyPolicy(seed)), prompts, settings) == plain
+
+
+def test_a_cache_too_small_and_prompts_shared(target_dir: Path, head_dir: Path) -> None:
+    """Requests that give way, and pages with and without the head's rows, beside drafts that come and go."""
+    start = random_prompts(1, seed=5, longest=50)[0] * 2
+    prompts = [start + prompt for prompt in random_prompts(8, seed=6, longest=20)]
+    settings = params(8)
+    plain = run(make_core(target_dir), prompts, settings)
+    for seed in range(3):
+        core = make_core(target_dir, head_dir, TREE, page_size=4, max_total_tokens=280)
+        with_policy(core, AnyPolicy(seed))
+        assert run(core, prompts, settings) == plain
+        assert run(core, prompts, settings) == plain
+        assert core.scheduler.num_preemptions > 0
+        assert core.current_metrics().num_cached_prompt_tokens > 0
+
+
+class PausingPolicy(FixedPolicy):
+    """Drafts only in steps of which `drafts(step)` says so, and notes the trees."""
+
+    def __init__(self, drafts: list[bool]) -> None:
+        super().__init__(None)
+        self.drafts, self.kept, self.num_steps = drafts, {}, 0
+
+    def wants_drafts(self, batch_size: int) -> bool:
+        return self.num_steps < len(self.drafts) and self.drafts[self.num_steps]
+
+    def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
+        plan = super().begin(sequences, num_missing)
+        place = sequences[0].num_cached
+        plan.learn = lambda record: self.kept.__setitem__(place, record.candidates[record.kept])  # type: ignore[method-assign]
+        self.num_steps += 1
+        return plan
+
+
+@pytest.mark.parametrize("pause", [[False] * 12, [True, False, True, False, False, False]])
+def test_a_head_that_was_left_behind_catches_up(target_dir: Path, head_dir: Path, pause: list[bool]) -> None:
+    """After a pause, its first one at the prompt included, it drafts what it would have drafted without it."""
+    prompts, settings = random_prompts(1, seed=3), SamplingParams(temperature=0, max_new_tokens=60, ignore_eos=True)
+    always, paused = PausingPolicy([True] * 100), PausingPolicy(pause + [True] * 100)
+    texts = [run(with_policy(make_core(target_dir, head_dir, TREE), policy), prompts, settings) for policy in (always, paused)]
+    assert texts[0] == texts[1]
+    both = [place for place in always.kept if place in paused.kept and len(paused.kept[place]) > 0]
+    assert len(both) > 5
+    for place in both:
+        for name in ("tokens", "parents", "depths"):
+            assert np.array_equal(getattr(always.kept[place], name), getattr(paused.kept[place], name)), place
+        assert np.allclose(always.kept[place].scores, paused.kept[place].scores, atol=1e-4)
+
+
+def test_pages_without_the_heads_rows_are_of_no_use_to_who_drafts(target_dir: Path, head_dir: Path) -> None:
+    prompt, settings = random_prompts(1, seed=8, longest=59)[0] + [9] * 30, SamplingParams(temperature=0, max_new_tokens=8)
+    core = make_core(target_dir, head_dir, TREE, page_size=4)
+    fast, slow = FixedPolicy(None), FixedPolicy(0)
+
+    def num_cached(policy: FixedPolicy) -> int:
+        with_policy(core, policy)
+        before = core.metrics.num_cached_prompt_tokens
+        run(core, [prompt], settings)
+        return core.metrics.num_cached_prompt_tokens - before
+
+    assert num_cached(slow) == 0
+    assert num_cached(slow) > 0  # nor does it draft, so it needs no rows of the head
+    assert num_cached(fast) == 0  # it makes them, and hands over its pages in place of the others
+    assert num_cached(fast) > 0
+    assert num_cached(slow) > 0
+    drafted = core.metrics.num_draft_tokens
+    with_policy(core, fast)
+    run(core, [prompt], settings)
+    assert core.metrics.num_draft_tokens > drafted
+
+
+def test_drafts_that_cannot_pay_are_not_made(target_dir: Path, head_dir: Path) -> None:
+    prompts, settings = random_prompts(2, seed=1), SamplingParams(temperature=0, max_new_tokens=100, ignore_eos=True)
+    core = with_policy(make_core(target_dir, head_dir, TREE), adaptive(costs(start=50.0, level=50.0, node=20.0)))
+    run(core, prompts, settings)
+    metrics = core.current_metrics()
+    assert metrics.num_undrafted == metrics.num_drafts
+    assert core.runner.host_stepper
+    assert core.runner.host_stepper.drafter.rows.num_waiting == 0  # and what waits for the head is dropped with the request
+
+
+def test_drafts_that_cost_nothing_are_as_large_as_they_may_be(built_in: Path) -> None:
+    settings = SamplingParams(temperature=0, max_new_tokens=40, ignore_eos=True)
+    core = make_core(built_in / "target", built_in / "eagle3", TREE)
+    policy = adaptive(costs(start=1e-6, level=1e-6, node=1e-6))
+    policy.costs.correct = lambda observation, context: None  # type: ignore[method-assign]
+    run(with_policy(core, policy), [[5, 6, 7, 8]], settings)
+    metrics = core.current_metrics()
+    assert metrics.num_undrafted == 0
+    assert metrics.num_draft_tokens > 0.95 * (TREE[2] - 1) * metrics.num_drafts
+
+
+def test_hopeless_drafts_are_given_up_and_tried_again(target_dir: Path, head_dir: Path) -> None:
+    """A head of random weights: nothing it drafts is accepted, and trying it again takes a small share of the steps."""
+    core = make_core(target_dir, head_dir, TREE)
+    policy = adaptive(costs(start=1.0, level=1.0, node=0.5))
+    policy.costs.correct = lambda observation, context: None  # type: ignore[method-assign]
+    run(with_policy(core, policy), random_prompts(1, seed=2), SamplingParams(temperature=0, max_new_tokens=400, ignore_eos=True))
+    metrics = core.current_metrics()
+    assert 0.6 * metrics.num_drafts < metrics.num_undrafted < metrics.num_drafts
+
+
+def test_a_batch_too_large_is_not_drafted_for(target_dir: Path, head_dir: Path) -> None:
+    prompts, settings = random_prompts(3, seed=4), SamplingParams(temperature=0, max_new_tokens=10, ignore_eos=True)
+    plain = run(make_core(target_dir), prompts, settings)
+    for policy in ("fixed", "adaptive"):
+        core = make_core(target_dir, head_dir, TREE, speculative_tree=policy, speculative_disable_by_batch_size=2)
+        assert run(core, prompts, settings) == plain
+        assert core.current_metrics().num_draft_tokens == 0
+        assert run(core, prompts[:1], settings) == plain[:1]
+        assert policy == "adaptive" or core.current_metrics().num_draft_tokens > 0
+
+
+def test_a_request_may_ask_for_less(target_dir: Path, head_dir: Path) -> None:
+    prompts = random_prompts(3, seed=4)
+    wishes = [SpeculativeParams(enabled=False), SpeculativeParams(num_steps=2, num_draft_tokens=4), SpeculativeParams()]
+    settings = [SamplingParams(temperature=0, max_new_tokens=16, ignore_eos=True, speculative=wish) for wish in wishes]
+    core = make_core(target_dir, head_dir, TREE)
+    events = {}
+    for index, (prompt, setting) in enumerate(zip(prompts, settings, strict=True)):
+        core.submit(str(index), prompt, setting)
+    while core.has_work:
+        for event in core.step():
+            events[event.request_id] = event.stats
+    drafted = [events[str(index)].num_drafted / events[str(index)].num_steps for index in range(3)]
+    assert drafted == [0, 3, 11]
+    for wish, message in (
+        (SpeculativeParams(num_steps=9), "speculative.num_steps is 9, but this server drafts at most 4"),
+        (
+            SpeculativeParams(num_steps=1, eagle_topk=2, num_draft_tokens=5),
+            "1 steps of top-k 2 supply at most 3, the root included",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            core.submit("more", prompts[0], SamplingParams(speculative=wish))
+
+
+def test_a_head_that_gives_no_numbers(target_dir: Path, head_dir: Path) -> None:
+    """Its sequences go on without drafts, and the metrics say how often."""
+    prompts, settings = random_prompts(2, seed=4), SamplingParams(temperature=0, max_new_tokens=12, ignore_eos=True)
+    plain = run(make_core(target_dir), prompts, settings)
+    for tree in ("fixed", "adaptive"):
+        core = make_core(target_dir, head_dir, TREE)
+        stepper = core.runner.host_stepper
+        assert stepper
+        if tree == "adaptive":
+            with_policy(core, adaptive(costs(start=0.1, level=0.1, node=0.1)))
+        stepper.drafter.head.logits = lambda states: torch.full((len(states), 262), torch.nan)  # type: ignore[method-assign]
+        assert run(core, prompts, settings) == plain
+        metrics = core.current_metrics()
+        assert metrics.num_broken_drafts > 0
+        assert metrics.num_draft_tokens == 0
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 100.0])
+def test_extreme_temperatures(target_dir: Path, head_dir: Path, temperature: float) -> None:
+    prompts = random_prompts(2, seed=4)
+    settings = [
+        SamplingParams(temperature=temperature, seed=seed, max_new_tokens=20, ignore_eos=True) for seed in (-(2**63), 2**63 - 1)
+    ]
+    plain = run(make_core(target_dir), prompts, settings)
+    for tree in ("fixed", "adaptive"):
+        assert run(make_core(target_dir, head_dir, TREE, speculative_tree=tree), prompts, settings) == plain

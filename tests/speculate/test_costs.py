@@ -1,0 +1,61 @@
+import json
+
+import numpy as np
+import pytest
+
+from eagle_rt.speculate.costs import Observation, PartCost, costs_from_json, fitted_cost, fitted_costs
+
+
+def true_ms(batch_size: int, num_rows: int) -> float:
+    return 2.0 + 0.1 * batch_size + 0.05 * num_rows + max(0, num_rows - 16) * 0.1
+
+
+def measured(part: str, noise: float = 0.0) -> list[Observation]:
+    rng = np.random.default_rng(0)
+    points = [(size, size * rows) for size in (1, 4, 16, 32) for rows in (1, 2, 4, 8, 16)]
+    return [Observation(part, size, rows, true_ms(size, rows) * (1 + noise * rng.standard_normal())) for size, rows in points]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_a_fit_meets_what_was_measured_and_what_lies_between(noise: float) -> None:
+    cost = fitted_cost(measured("verify", noise))
+    for batch_size, num_rows in ((1, 1), (1, 3), (4, 20), (8, 8), (32, 300), (16, 100)):
+        assert float(cost.ms(batch_size, num_rows, 64)) == pytest.approx(true_ms(batch_size, num_rows), rel=0.03 + 2 * noise)
+    rising = cost.ms(4, np.arange(4.0, 600.0), 64)
+    assert (np.diff(rising) >= 0).all()
+
+
+def test_one_measurement_is_enough() -> None:
+    cost = fitted_cost([Observation("verify", 1, 1, 3.0)])
+    assert float(cost.ms(1, 1, 64)) == pytest.approx(3.0, rel=1e-3)
+    assert float(cost.ms(1, 50, 64)) > 0
+
+
+def test_it_follows_a_machine_that_slows_down() -> None:
+    cost = fitted_cost(measured("verify"))
+    for _ in range(60):
+        cost.correct(Observation("verify", 4, 16, 1.5 * true_ms(4, 16)), 64)
+    assert float(cost.ms(4, 16, 64)) == pytest.approx(1.5 * true_ms(4, 16), rel=0.03)
+    # The nearest batch sizes follow until they are measured themselves; others that were keep their own.
+    assert float(cost.ms(8, 16, 64)) == pytest.approx(1.5 * true_ms(8, 16), rel=0.05)
+    cost.correct(Observation("verify", 32, 64, true_ms(32, 64)), 64)
+    for _ in range(60):
+        cost.correct(Observation("verify", 32, 64, true_ms(32, 64)), 64)
+    assert float(cost.ms(32, 64, 64)) == pytest.approx(true_ms(32, 64), rel=0.05)
+    assert float(cost.ms(4, 16, 64)) == pytest.approx(1.5 * true_ms(4, 16), rel=0.05)
+
+
+def test_one_outlier_moves_it_little() -> None:
+    cost = PartCost([1.0, 2.0], [1.0, 1.5], 0.1)
+    before = float(cost.ms(1, 1, 64))
+    cost.correct(Observation("level", 1, 1, 1e9), 64)
+    assert float(cost.ms(1, 1, 64)) < 1.4 * before
+
+
+def test_costs_survive_a_file() -> None:
+    costs = fitted_costs([*measured("start"), *measured("level"), *measured("verify")])
+    document = json.loads(json.dumps(costs.to_json()))
+    assert float(costs_from_json(document).ms("level", 4, 16, 64)) == pytest.approx(float(costs.ms("level", 4, 16, 64)))
+    document["level"]["values"][0] = -1.0
+    with pytest.raises(ValueError, match="the costs of level are no table"):
+        costs_from_json(document)

@@ -1,0 +1,130 @@
+"""Trees on the host against those with fixed shapes, and against brute force."""
+
+import numpy as np
+import pytest
+import torch
+
+from eagle_rt.speculate.forest import Candidates, PackedTrees, pack, ranks_within_owners, roots_only
+from eagle_rt.speculate.policy import FixedPlan
+from eagle_rt.speculate.sequences import HostSequence, SequenceRows
+from eagle_rt.tree import expand
+from eagle_rt.tree.draft_tree import DraftTree, ancestor_mask
+from eagle_rt.tree.expand import top_children
+from eagle_rt.tree.rerank import rerank
+from eagle_rt.tree.verify import walk
+from eagle_rt.tree_shape import TreeShape
+
+VOCAB_SIZE = 50
+
+
+def node_logits(paths: list[tuple[int, ...]], sequence: int) -> torch.Tensor:
+    """Made-up logits after a path of tokens: a function of the path alone."""
+    rows = [torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(hash((sequence, path)) % 2**31)) * 2 for path in paths]
+    return torch.stack(rows)
+
+
+def sequences_with(shapes: list[TreeShape | None]) -> list[HostSequence]:
+    rows = SequenceRows(torch.arange(100), 0)
+    return [HostSequence(f"s{index}", [1, 2, 3], rows, 0.0, shape) for index, shape in enumerate(shapes)]
+
+
+def grown(shapes: list[TreeShape | None]) -> PackedTrees:
+    """The trees that a fixed plan makes of the made-up logits."""
+    plan = FixedPlan(sequences_with(shapes), drafts=True)
+    candidates: Candidates | None = None
+    paths: list[tuple[int, ...]] = []
+    numbers, first_new = np.full(len(plan.drafters), -1), 0
+    owners = np.array(plan.drafters)
+    while len(owners):
+        own_paths = [() if number < 0 else paths[number] for number in numbers.tolist()]
+        logits = torch.cat([node_logits([path], owner) for owner, path in zip(owners.tolist(), own_paths, strict=True)])
+        widths = [shape.top_k if (shape := shapes[owner]) else 0 for owner in owners.tolist()]
+        columns: list[tuple] = []
+        for row, (owner, number, path, width) in enumerate(zip(owners.tolist(), numbers.tolist(), own_paths, widths, strict=True)):
+            log_probs, tokens = top_children(logits[row], width)
+            above = candidates.scores[number] if candidates is not None and number >= 0 else 0.0
+            for log_prob, token in zip(log_probs.tolist(), tokens.tolist(), strict=True):
+                columns.append((owner, token, number, len(path) + 1, log_prob, above + log_prob, above + log_prob))
+                paths.append((*path, token))
+        level = Candidates(*(np.array(column) for column in zip(*columns, strict=True)))
+        first_new = 0 if candidates is None else len(candidates)
+        candidates = level if candidates is None else candidates.and_then(level)
+        numbers = plan.expand(candidates, first_new)
+        owners = candidates.owners[numbers]
+    assert candidates is not None
+    kept = plan.keep(candidates)
+    return pack(np.full(len(shapes), 7), candidates[kept], kept)
+
+
+def fixed_shapes_tree(shape: TreeShape, sequence: int) -> DraftTree:
+    candidates, beam = expand.first_level(node_logits([()], sequence), shape.top_k)
+    paths: list[tuple[int, ...]] = [()]
+    for _ in range(shape.num_steps - 1):
+        paths = [(*paths[row], token) for row, token in zip(beam.parent_rows[0].tolist(), beam.tokens[0].tolist(), strict=True)]
+        candidates, beam = expand.next_level(candidates, beam, node_logits(paths, sequence)[None])
+    return rerank(candidates, torch.arange(VOCAB_SIZE), torch.tensor([7]), shape.num_draft_tokens)
+
+
+def node_set(tokens: list[int], parents: list[int]) -> set[tuple[int, ...]]:
+    """Every node as the tokens on its path."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return set(paths)
+
+
+SHAPES = [TreeShape(3, 2, 8), TreeShape(1, 4, 3), None, TreeShape(5, 4, 16), TreeShape(4, 1, 5), TreeShape(3, 3, 20)]
+
+
+def test_ragged_trees_are_those_with_fixed_shapes() -> None:
+    trees = grown(SHAPES)
+    for index, shape in enumerate(SHAPES):
+        start, stop = trees.starts[index], trees.starts[index + 1]
+        tokens = trees.tokens[start:stop].tolist()
+        parents = [parent - start if parent >= 0 else -1 for parent in trees.parents[start:stop].tolist()]
+        if shape is None:
+            assert (tokens, parents) == ([7], [-1])
+            continue
+        expected = fixed_shapes_tree(shape, index)
+        assert node_set(tokens, parents) == node_set(expected.tokens[0].tolist(), expected.parents[0].tolist())
+        mask = ancestor_mask(torch.tensor([parents]), shape.num_steps)[0].numpy()
+        assert np.array_equal(trees.visible[start:stop, : stop - start], mask)
+        assert not trees.visible[start:stop, stop - start :].any()
+        assert trees.places[start:stop].tolist() == list(range(stop - start))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_walk_is_the_one_with_fixed_shapes(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    trees = grown(SHAPES)
+    # A choice that follows the tree more often than not.
+    choice = torch.randint(0, VOCAB_SIZE, (len(trees.tokens),), generator=generator).tolist()
+    for row, parent in enumerate(trees.parents.tolist()):
+        if parent >= 0 and torch.rand((), generator=generator) < 0.6:
+            choice[parent] = int(trees.tokens[row])
+    paths = trees.walk(choice)
+    for index in range(len(SHAPES)):
+        own = slice(trees.starts[index], trees.starts[index + 1])
+        parents = torch.from_numpy(trees.parents[own])[None]
+        parents = torch.where(parents >= 0, parents - own.start, -1)
+        tree = DraftTree(
+            torch.from_numpy(trees.tokens[own])[None],
+            parents,
+            torch.from_numpy(trees.depths[own])[None],
+            torch.zeros(parents.shape),
+        )
+        expected = walk(tree, torch.tensor([choice[own]]), min(6, own.stop - own.start - 1))
+        count = int(expected.num_accepted) + 1
+        assert [row - own.start for row in paths[index]] == expected.path[0, :count].tolist()
+        assert [choice[row] for row in paths[index]] == expected.tokens[0, :count].tolist()
+
+
+def test_plain_decoding_is_roots_alone() -> None:
+    trees = roots_only(np.array([4, 9]))
+    assert trees.walk([5, 6]) == [[0], [1]]
+    assert trees.visible.tolist() == [[True], [True]]
+
+
+def test_ranks() -> None:
+    ranks = ranks_within_owners(np.array([1, 0, 1, 1, 0]), np.array([0.5, 0.1, 0.9, 0.5, 0.1]))
+    assert ranks.tolist() == [1, 0, 0, 2, 1]
