@@ -59,7 +59,9 @@ def flags(row: dict[str, Any]) -> str:
 
 
 def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Per batch size a heat-map of the speed-up over steps and top-k, and tokens per second against accepted tokens."""
+    """Per batch size a heat-map of the speed-up over steps and top-k, tokens per second against accepted tokens, acceptance by
+    depth, and of adaptive trees their size over time and how reliable the estimates were; over batch sizes the best of each kind.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -69,12 +71,67 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     files = []
     for batch_size in sorted({row["batch_size"] for row in rows}):
         some = [row for row in rows if row["batch_size"] == batch_size]
-        trees = [row for row in some if row["steps"]]
+        trees = [row for row in some if row["kind"] == "fixed"]
+        adaptive = [row for row in some if row["kind"] == "adaptive"]
         if trees:
             figure = heat_map(pyplot, trees)
             files.append(save(figure, folder / f"speedup_batch_{batch_size}.png"))
         files.append(save(pareto(pyplot, some), folder / f"pareto_batch_{batch_size}.png"))
+        if len(trees) + len(adaptive):
+            files.append(save(by_depth(pyplot, trees + adaptive), folder / f"acceptance_batch_{batch_size}.png"))
+        for row in adaptive:
+            files.append(save(size_over_time(pyplot, row), folder / f"tree_size_batch_{batch_size}.png"))
+            files.append(save(reliability(pyplot, row), folder / f"reliability_batch_{batch_size}.png"))
+    files.append(save(over_batch_sizes(pyplot, rows), folder / "tokens_per_second.png"))
     return files
+
+
+def over_batch_sizes(pyplot: Any, rows: list[dict[str, Any]]) -> Any:
+    figure, axes = pyplot.subplots(figsize=(7, 5))
+    for kind, label in (("none", "no speculation"), ("fixed", "best fixed tree"), ("adaptive", "adaptive trees")):
+        best = best_per_batch_size([row for row in rows if row["kind"] == kind])
+        best.sort(key=lambda row: row["batch_size"])
+        if best:
+            axes.plot([row["batch_size"] for row in best], [row["tokens_per_second"] for row in best], marker="o", label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("requests decoded together")
+    axes.set_ylabel("tokens/s")
+    axes.legend()
+    return figure
+
+
+def by_depth(pyplot: Any, some: list[dict[str, Any]]) -> Any:
+    figure, axes = pyplot.subplots(figsize=(7, 5))
+    for row in some:
+        shares = row["acceptance_by_depth"]
+        label = f"{row['kind']} {row['steps']},{row['topk']},{row['num_draft_tokens']}"
+        axes.plot(range(1, len(shares) + 1), shares, marker=".", label=label)
+    axes.set_xlabel("depth")
+    axes.set_ylabel("share of steps that kept a draft there")
+    axes.set_title(f"acceptance by depth, batch {some[0]['batch_size']}")
+    axes.legend(fontsize=7)
+    return figure
+
+
+def size_over_time(pyplot: Any, row: dict[str, Any]) -> Any:
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    axes.plot(row["tree_sizes"], linewidth=0.8)
+    axes.set_xlabel("decode step")
+    axes.set_ylabel("nodes verified for a request, the root included")
+    axes.set_title(f"adaptive trees, batch {row['batch_size']}")
+    return figure
+
+
+def reliability(pyplot: Any, row: dict[str, Any]) -> Any:
+    figure, axes = pyplot.subplots(figsize=(5, 5))
+    axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
+    counts, predicted, accepted = zip(*row["reliability"], strict=True) if row["reliability"] else ((), (), ())
+    largest = max(counts, default=1)
+    axes.scatter(predicted, accepted, s=[20 + 180 * count / largest for count in counts])
+    axes.set_xlabel("estimated acceptance")
+    axes.set_ylabel("share accepted")
+    axes.set_title(f"batch {row['batch_size']}: Brier score {row['brier_score']}, of the head's word {row['raw_brier_score']}")
+    return figure
 
 
 def save(figure: Any, file: Path) -> Path:

@@ -22,6 +22,7 @@ ADAPTIVE_BOUNDS = (TreeShape(3, 2, 8), TreeShape(5, 2, 12), TreeShape(6, 4, 24),
 # Prompts per request of a batch, new tokens of each and repeats, in each round.
 ROUNDS = ((1, 24, 1), (1, 48, 2), (2, 64, 3))
 KEPT_SHARE, NUM_FINALISTS = 1 / 3, 3
+LATE_SHARE = 0.9
 
 C = TypeVar("C", bound=Hashable)
 
@@ -158,14 +159,14 @@ class Tuner:
 
 def overall_best(results: list[Tuned], kind: Callable[[Setting], bool]) -> TreeShape:
     """The tree that is best on the whole: with the highest mean of log speeds, against the best of each result. A tree that did not
-    reach a last round counts there as the slowest that did."""
+    reach a last round counts there as somewhat slower than the slowest that did."""
     trees = list(dict.fromkeys(setting.tree for result in results for setting in result.speeds if kind(setting)))
 
     def merit(tree: TreeShape) -> float:
         total = 0.0
         for result in results:
             own = {setting.tree: speed for setting, speed in result.speeds.items() if kind(setting)}
-            total += math.log(own.get(tree, min(own.values())) / max(own.values()))
+            total += math.log(own.get(tree, LATE_SHARE * min(own.values())) / max(own.values()))
         return total
 
     return max(trees, key=merit)

@@ -13,6 +13,7 @@ import torch
 from eagle_rt.config import DTYPES, EngineConfig
 from eagle_rt.engine.load import ModelInfo, head_dir, resolve_dtype
 from eagle_rt.models.spec import model_spec, read_config
+from eagle_rt.speculate.acceptance import NUM_SHARED
 from eagle_rt.speculate.costs import StepCosts, costs_from_json
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
@@ -106,6 +107,8 @@ def read_profile(file: Path, subject: Subject) -> Profile:
             if not 2 <= tree.num_draft_tokens <= num_tree_nodes(tree.num_steps, tree.top_k):
                 raise ValueError(f"no such tree: {tree}")
         weights = [float(weight) for weight in document["estimator"]]
+        if len(weights) <= NUM_SHARED:
+            raise ValueError(f"too few weights of the estimator: {weights}")
         profile = Profile(other, bounds, fixed, costs_from_json(document["costs"]), weights, list(document["best"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"--speculative-profile {file} is damaged ({error!r}): {remedy}") from None

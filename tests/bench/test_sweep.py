@@ -38,7 +38,7 @@ def test_a_small_sweep(target_dir: Path, head_dir: Path, tmp_path: Path, capsys:
     assert "recommended at batch 2" in lines[-2]
     written = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [row["tokens_per_second"] for row in written] == [row["tokens_per_second"] for row in rows]
-    assert len(list((tmp_path / "plots").glob("*.png"))) == 4
+    assert len(list((tmp_path / "plots").glob("*.png"))) == 7
 
 
 def test_recommended_flags_are_those_of_the_fastest() -> None:

@@ -1,0 +1,298 @@
+"""Adaptive trees against none and against fixed ones; coupled drafts against uncoupled ones; what choosing costs.
+
+`python benchmarks/adaptive.py points --dataset-dir PROMPTS`, or `switch`, `coupling`, `overhead`. Prints a table, writes JSON.
+All that is compared takes turns in one process.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench_speculative import environment
+from eagle_rt.bench.sweep import Measurement, Setting, calibration_columns, core_for, generate, measure_once
+from eagle_rt.bench.workload import Workload, load_workload
+from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
+from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models, model_info
+from eagle_rt.engine.request import SamplingParams
+from eagle_rt.speculate.policy import DraftPlan
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
+
+HOSTILE = "hostile"
+HALF_SECOND = 0.5
+
+
+def workload(name: str, args: argparse.Namespace, info: ModelInfo, count: int, first: int = 0) -> Workload:
+    """Prompts number first .. first + count - 1 of a data set; `hostile` ones are random tokens, after which no head knows what
+    comes."""
+    if name == HOSTILE:
+        rng = random.Random(0)
+        size = len(info.tokenizer)
+        prompts = [[rng.randrange(size) for _ in range(64)] for _ in range(first + count)]
+    else:
+        prompts = load_workload(name, args.dataset_dir, info.tokenizer, first + count).prompts
+    return Workload(name, prompts[first:])
+
+
+def points(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, models: LoadedModels) -> list[dict[str, Any]]:
+    """Tokens per second of none, every fixed tree and adaptive ones, for each batch size, temperature and data set."""
+    trees, bounds = [tree_shape(text) for text in args.trees], tree_shape(args.bounds)
+    results = []
+    progress = tqdm(total=len(args.batch_size) * len(args.temperatures) * len(args.datasets), unit="point", disable=None)
+    for batch_size in args.batch_size:
+        settings = [Setting(batch_size, NO_SPECULATION), *(Setting(batch_size, tree) for tree in trees)]
+        settings.append(Setting(batch_size, bounds, is_adaptive=True))
+        # What lies in the past of a server that has been up for a while: other prompts of the same kinds.
+        core = core_for(models, config, settings[-1])
+        for dataset in args.datasets:
+            for temperature in args.temperatures:
+                sampling = SamplingParams(temperature=temperature, seed=args.seed + 1, max_new_tokens=args.max_new_tokens)
+                generate(core, workload(dataset, args, info, max(4, batch_size), first=40).prompts, sampling)
+        for dataset in args.datasets:
+            prompts = workload(dataset, args, info, max(args.least_prompts, batch_size))
+            for temperature in args.temperatures:
+                sampling = SamplingParams(
+                    temperature=temperature, seed=args.seed, max_new_tokens=args.max_new_tokens, ignore_eos=dataset == HOSTILE
+                )
+                measurements = [Measurement(setting) for setting in settings]
+                measurements[-1].core = core
+                for _ in range(args.repeats):
+                    for measurement in measurements:
+                        measure_once(models, config, measurement, prompts, sampling)
+                results.append(point(batch_size, dataset, temperature, measurements))
+                print(line(results[-1]), flush=True)
+                progress.update()
+    return results
+
+
+def point(batch_size: int, dataset: str, temperature: float, measurements: list[Measurement]) -> dict[str, Any]:
+    plain, *fixed, adaptive = measurements
+
+    def ratio(ours: Measurement, other: Measurement) -> float:
+        return round(statistics.median(a / b for a, b in zip(ours.rates, other.rates, strict=True)), 3)
+
+    best = max(fixed, key=lambda measurement: statistics.median(measurement.rates))
+    return {
+        "batch_size": batch_size,
+        "dataset": dataset,
+        "temperature": temperature,
+        "tokens_per_second": {str(own.setting): round(statistics.median(own.rates), 1) for own in measurements},
+        "best_fixed": str(best.setting),
+        "adaptive_over_none": ratio(adaptive, plain),
+        "adaptive_over_best_fixed": ratio(adaptive, best),
+        "accepted": {str(own.setting): round(own.metrics.mean_accepted_tokens, 2) for own in measurements},
+        "undrafted": round(adaptive.metrics.num_undrafted / max(1, adaptive.metrics.num_drafts), 3),
+        "mean_tree_size": round(1 + adaptive.metrics.num_draft_tokens / max(1, adaptive.metrics.num_drafts), 2),
+        **calibration_columns(adaptive.metrics.calibration),
+    }
+
+
+def line(result: dict[str, Any]) -> str:
+    rates = result["tokens_per_second"]
+    none, adaptive = rates["none"], next(rate for name, rate in rates.items() if name.startswith("adaptive"))
+    return (
+        f"batch {result['batch_size']:2} {result['dataset']:9} T={result['temperature']:g}: none {none}, best fixed "
+        f"{rates[result['best_fixed']]} [{result['best_fixed']}], adaptive {adaptive} = {result['adaptive_over_none']}x none, "
+        f"{result['adaptive_over_best_fixed']}x best fixed; nodes {result['mean_tree_size']}, "
+        f"Brier {result['brier_score']} against {result['raw_brier_score']}"
+    )
+
+
+def mix(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every single setting over all points, as the mean of its speed in units of no speculation at each point."""
+    names = list(results[0]["tokens_per_second"])
+    rows = []
+    for name in names:
+        ratios = [result["tokens_per_second"][name] / result["tokens_per_second"]["none"] for result in results]
+        rows.append(
+            {"setting": name, "mean_over_none": round(statistics.geometric_mean(ratios), 3), "least": round(min(ratios), 3)}
+        )
+    return sorted(rows, key=lambda row: -row["mean_over_none"])
+
+
+def switch(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, models: LoadedModels) -> list[dict[str, Any]]:
+    """A load that goes from one request to many and back every few seconds."""
+    largest = max(args.batch_size)
+    settings = [Setting(largest, NO_SPECULATION), *(Setting(largest, tree_shape(text)) for text in args.trees)]
+    settings.append(Setting(largest, tree_shape(args.bounds), is_adaptive=True))
+    prompts = workload(args.datasets[0], args, info, 64).prompts
+    cores = [core_for(models, config, setting) for setting in settings]
+    for core in cores:
+        generate(core, prompts[:4], SamplingParams(temperature=0, max_new_tokens=16))
+    totals: dict[Setting, list[list[float]]] = {setting: [] for setting in settings}
+    for phase in tqdm(range(args.phases), unit="phase", disable=None):
+        for setting, core in zip(settings, cores, strict=True):
+            num_running = largest if phase % 2 else 1
+            totals[setting].append(phase_rates(core, num_running, prompts, args))
+    rows = []
+    for setting, phases in totals.items():
+        one, many = phases[::2], phases[1::2]
+        rows.append(
+            {
+                "setting": str(setting),
+                "tokens_per_second": round(statistics.mean(rate for phase in phases for rate in phase), 1),
+                "with_one": half_seconds(one),
+                f"with_{largest}": half_seconds(many),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def phase_rates(core: EngineCore, num_running: int, prompts: list[list[int]], args: argparse.Namespace) -> list[float]:
+    """Tokens per second of each half second with so many requests in flight; the learning of before goes on."""
+    sampling = SamplingParams(temperature=args.temperatures[0], seed=args.seed, max_new_tokens=args.max_new_tokens, ignore_eos=True)
+    running: set[str] = set()
+    counts = [0] * round(args.phase_seconds / HALF_SECOND)
+    start, number = time.perf_counter(), 0
+    while (now := time.perf_counter() - start) < args.phase_seconds:
+        while len(running) < num_running:
+            name = f"{start} {number}"
+            core.submit(name, prompts[number % len(prompts)], sampling)
+            running.add(name)
+            number += 1
+        for event in core.step():
+            counts[min(len(counts) - 1, int(now / HALF_SECOND))] += len(event.tokens)
+            if event.finish_reason:
+                running.discard(event.request_id)
+    for name in running:
+        core.abort(name)
+    return [count / HALF_SECOND for count in counts]
+
+
+def half_seconds(phases: list[list[float]]) -> list[float]:
+    return [round(statistics.mean(rates), 1) for rates in zip(*phases, strict=True)]
+
+
+def coupling(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, models: LoadedModels) -> list[dict[str, Any]]:
+    """Mean accepted tokens: greedy, and sampled with uncoupled and coupled drafts, and how much of the gap the coupling closes."""
+    rows = []
+    for dataset in args.datasets:
+        prompts = workload(dataset, args, info, args.least_prompts).prompts
+        for tree in map(tree_shape, args.trees):
+
+            def accepted(temperature: float, coupling: str, tree: TreeShape = tree, prompts: list = prompts) -> float:
+                core = core_for(models, replace(config, speculative_coupling=coupling), Setting(len(prompts), tree))
+                generate(core, prompts, SamplingParams(temperature=temperature, seed=args.seed, max_new_tokens=args.max_new_tokens))
+                return core.current_metrics().mean_accepted_tokens
+
+            greedy = accepted(0.0, "off")
+            for temperature in args.temperatures:
+                if temperature == 0:
+                    continue
+                off, on = accepted(temperature, "off"), accepted(temperature, "auto")
+                rows.append(
+                    {
+                        "dataset": dataset,
+                        "tree": str(tree),
+                        "temperature": temperature,
+                        "uncoupled": round(off, 2),
+                        "coupled": round(on, 2),
+                        "greedy": round(greedy, 2),
+                        "recovered": round((on - off) / (greedy - off), 3),
+                    }
+                )
+                print(rows[-1], flush=True)
+    return rows
+
+
+def overhead(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, models: LoadedModels) -> list[dict[str, Any]]:
+    """The share of an adaptive engine's decode steps that goes into choosing: everything that its plan is asked, and what it
+    learns."""
+    rows = []
+    for batch_size in args.batch_size:
+        core = core_for(models, config, Setting(batch_size, tree_shape(args.bounds), is_adaptive=True))
+        stepper = core.runner.host_stepper
+        assert stepper
+        spent = [0.0]
+
+        def timed(call: Callable[..., Any], spent: list[float] = spent) -> Callable[..., Any]:
+            def wrapped(*arguments: Any) -> Any:
+                start = time.perf_counter()
+                result = call(*arguments)
+                spent[0] += time.perf_counter() - start
+                return result
+
+            return wrapped
+
+        begin = timed(stepper.policy.begin)
+
+        def begin_timed(*arguments: Any, begin: Callable[..., DraftPlan] = begin, timed: Callable = timed) -> DraftPlan:
+            plan = begin(*arguments)
+            for name in ("values", "expand", "keep", "learn"):
+                setattr(plan, name, timed(getattr(plan, name)))
+            return plan
+
+        stepper.policy.begin = begin_timed
+        prompts = workload(args.datasets[0], args, info, max(args.least_prompts, batch_size)).prompts
+        sampling = SamplingParams(temperature=args.temperatures[0], seed=args.seed, max_new_tokens=args.max_new_tokens)
+        generate(core, prompts, sampling)
+        core.forget_metrics()
+        spent[0] = 0.0
+        generate(core, prompts, sampling)
+        metrics = core.current_metrics()
+        total = sum(seconds for part, seconds in metrics.seconds.items() if part != "prefill")
+        rows.append(
+            {
+                "batch_size": batch_size,
+                "step_ms": round(1000 * total / metrics.num_decode_steps, 3),
+                "choosing_ms": round(1000 * spent[0] / metrics.num_decode_steps, 3),
+                "share": round(spent[0] / total, 4),
+                "undrafted": round(metrics.num_undrafted / metrics.num_drafts, 3),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def tree_shape(text: str) -> TreeShape:
+    return TreeShape(*map(int, text.split(",")))
+
+
+def main() -> None:
+    parts = {"points": points, "switch": switch, "coupling": coupling, "overhead": overhead}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=list(parts))
+    parser.add_argument("--name", default="", help="of the file that is written, besides the part and the date")
+    parser.add_argument("--datasets", nargs="+", default=["gsm8k", "mt_bench", HOSTILE])
+    parser.add_argument("--dataset-dir", type=Path)
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--trees", nargs="+", default=["1,1,2", "2,1,3", "3,1,4", "3,2,8", "5,4,16"])
+    parser.add_argument("--bounds", default="6,4,24", help="of the adaptive trees")
+    parser.add_argument("--least-prompts", type=int, default=4, help="prompts of a point, if its batch is not larger")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--phases", type=int, default=6)
+    parser.add_argument("--phase-seconds", type=float, default=4.0)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results", help="folder of the JSON file")
+    add_flags(parser)
+    args = parser.parse_args()
+    config = resolve_device(config_from_args(args))
+    config = replace(config, speculative_algorithm=config.speculative_algorithm or "EAGLE3", speculative_fit_check="off")
+    info = model_info(config)
+    rows = parts[args.part](args, config, info, load_models(config, info))
+    document: dict[str, Any] = {"command": " ".join(sys.argv[1:]), "environment": environment(config), "rows": rows}
+    if args.part == "points":
+        document["mix"] = mix(rows)
+        print(json.dumps(document["mix"], indent=1))
+    name = "_".join(filter(None, ["adaptive", args.part, args.name, date.today().isoformat()]))
+    args.output.mkdir(parents=True, exist_ok=True)
+    (args.output / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
