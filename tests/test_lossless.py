@@ -8,6 +8,7 @@ from eagle_rt.bench.lossless import Difference, Variant, check
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig, resolve_device
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
+from eagle_rt.speculate.forest import PackedTrees
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 
@@ -22,22 +23,21 @@ def pair() -> tuple[EngineConfig, LoadedModels, Path, list[list[int]]]:
 def test_speculation_changes_no_token(pair: tuple, tree: TreeShape) -> None:
     config, models, directory, prompts = pair
     num_compared, found = check(models, config, directory, prompts[:4], 40, [tree])
-    assert num_compared == 4 * (6 + 6)
+    assert num_compared == 4 * (9 + 12)
     assert all(difference.is_rounding for difference in found), found
     assert len(found) <= 2
 
 
 def test_the_gate_notices_a_wrong_token(pair: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     """A verifier that takes the first child as it comes must not get past it."""
-    from eagle_rt.speculate import operations
-    from eagle_rt.tree.verify import walk
+    walk = PackedTrees.walk
 
-    def trusting_walk(tree, choice, max_depth):
-        choice = choice.clone()
-        choice[:, 0] = tree.tokens[:, min(1, tree.num_nodes - 1)]
-        return walk(tree, choice, max_depth)
+    def trusting_walk(trees: PackedTrees, choice: list[int]) -> list[list[int]]:
+        for start, stop in zip(trees.starts, trees.starts[1:], strict=False):
+            choice[start] = int(trees.tokens[min(start + 1, stop - 1)])
+        return walk(trees, choice)
 
-    monkeypatch.setattr(operations, "walk", trusting_walk)
+    monkeypatch.setattr(PackedTrees, "walk", trusting_walk)
     config, models, directory, prompts = pair
     _, found = check(models, config, directory, prompts[:2], 16, [TreeShape(3, 2, 6)])
     assert any(not difference.is_rounding for difference in found)

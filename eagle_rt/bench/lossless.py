@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from eagle_rt.bench.sweep import Setting, core_for
+from eagle_rt.bench.sweep import Setting, core_for, costs_of
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
 from eagle_rt.engine.core import run_to_end
@@ -25,6 +25,7 @@ from eagle_rt.engine.load import LoadedModels, load_models, model_info
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.models.reading import read_texts
+from eagle_rt.speculate.costs import StepCosts
 from eagle_rt.speculate.sampler import filter_tokens
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
@@ -43,10 +44,12 @@ class Variant:
     batch_size: int
     prefix_cache: bool
     chunk_size: int
+    is_adaptive: bool = False
 
     def __str__(self) -> str:
         cache = "on" if self.prefix_cache else "off"
-        return f"tree {self.tree}, batch {self.batch_size}, prefix cache {cache}, prompts in chunks of {self.chunk_size}"
+        kind = "adaptive trees up to" if self.is_adaptive else "tree"
+        return f"{kind} {self.tree}, batch {self.batch_size}, prefix cache {cache}, prompts in chunks of {self.chunk_size}"
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,11 @@ class Difference:
 
 
 def variants(trees: list[TreeShape]) -> list[Variant]:
-    """No speculation and every tree, alone and in a batch, with the prefix cache on and off, and with prompts in small chunks."""
+    """No speculation, every tree, and adaptive ones up to the last of them: alone and in a batch, with the prefix cache on and off,
+    and with prompts in small chunks."""
     settings = [(1, False, 512), (16, True, 512), (16, False, 16)]
-    return [Variant(tree, *setting) for tree in (NO_SPECULATION, *trees) for setting in settings]
+    fixed = [Variant(tree, *setting) for tree in (NO_SPECULATION, *trees) for setting in settings]
+    return fixed + [Variant(trees[-1], *setting, is_adaptive=True) for setting in settings]
 
 
 def parting(text: Text, other: Text) -> int:
@@ -94,11 +99,16 @@ def gaps_where_parted(models: LoadedModels, prompts: list[Text], texts: list[Tex
 
 
 def generate(
-    models: LoadedModels, config: EngineConfig, variant: Variant, prompts: list[Text], params: list[SamplingParams]
+    models: LoadedModels,
+    config: EngineConfig,
+    variant: Variant,
+    prompts: list[Text],
+    params: list[SamplingParams],
+    costs: StepCosts | None = None,
 ) -> list[Text]:
-    """The replies of an engine that runs as `variant` says."""
+    """The replies of an engine that runs as `variant` says. costs: of steps, for adaptive trees."""
     config = replace(config, disable_radix_cache=not variant.prefix_cache, chunked_prefill_size=variant.chunk_size)
-    core = core_for(models, config, Setting(variant.batch_size, variant.tree))
+    core = core_for(models, config, Setting(variant.batch_size, variant.tree, variant.is_adaptive), costs)
     texts = run_to_end(core, prompts, params)
     core.scheduler.check_integrity()
     return texts
@@ -157,11 +167,12 @@ def check(
     """(texts compared, where they part): greedy against transformers, then seeded against no speculation."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=models.dtype).eval()
     num_compared, found = 0, []
+    costs = costs_of(models, config, 16, trees[-1])
 
     greedy = [SamplingParams(temperature=0, max_new_tokens=max_new_tokens)] * len(prompts)
     references = transformers_greedy(model, prompts, max_new_tokens, models.eos_token_ids)
     for variant in tqdm(variants(trees), desc="greedy", unit="variant"):
-        texts = generate(models, config, variant, prompts, greedy)
+        texts = generate(models, config, variant, prompts, greedy, costs)
         found += differences(model, variant, prompts, greedy, references, texts)
         num_compared += len(texts)
 
@@ -173,9 +184,9 @@ def check(
             ]
             plain = Variant(NO_SPECULATION, 16, True, 512)
             references = generate(models, config, plain, prompts, params)
-            for tree in tqdm(trees, desc=f"temperature {temperature}, {filters}", unit="tree"):
-                variant = replace(plain, tree=tree)
-                texts = generate(models, config, variant, prompts, params)
+            others = [replace(plain, tree=tree) for tree in trees] + [replace(plain, tree=trees[-1], is_adaptive=True)]
+            for variant in tqdm(others, desc=f"temperature {temperature}, {filters}", unit="tree"):
+                texts = generate(models, config, variant, prompts, params, costs)
                 found += differences(model, variant, prompts, params, references, texts)
                 num_compared += len(texts)
     return num_compared, found

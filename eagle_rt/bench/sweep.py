@@ -9,12 +9,13 @@ from typing import Any
 from eagle_rt.bench.workload import Workload
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.build import prepared_core
+from eagle_rt.engine.calibrate import measured_costs
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.metrics import EngineMetrics
-from eagle_rt.engine.profile import Profile
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.speculate.acceptance import Calibration
+from eagle_rt.speculate.costs import StepCosts
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes
 
 WARM_UP_PROMPT = [0] * 32
@@ -77,8 +78,8 @@ def grid(
     return settings
 
 
-def core_for(models: LoadedModels, config: EngineConfig, setting: Setting, profile: Profile | None = None) -> EngineCore:
-    """An engine with the setting's tree, over models that are already in memory. profile: what steps cost, for adaptive trees."""
+def core_for(models: LoadedModels, config: EngineConfig, setting: Setting, costs: StepCosts | None = None) -> EngineCore:
+    """An engine with the setting's tree, over models that are already in memory. costs: of steps, for adaptive trees."""
     tree = setting.tree
     speculation: dict[str, Any] = {"speculative_algorithm": None}
     if tree != NO_SPECULATION:
@@ -89,7 +90,12 @@ def core_for(models: LoadedModels, config: EngineConfig, setting: Setting, profi
             "speculative_eagle_topk": tree.top_k,
             "speculative_num_draft_tokens": tree.num_draft_tokens,
         }
-    return prepared_core(models, replace(config, max_running_requests=setting.batch_size, **speculation), profile)[0]
+    return prepared_core(models, replace(config, max_running_requests=setting.batch_size, **speculation), costs)[0]
+
+
+def costs_of(models: LoadedModels, config: EngineConfig, batch_size: int, largest: TreeShape) -> StepCosts:
+    """What steps of up to so many requests and trees up to `largest` cost, for adaptive engines to share."""
+    return measured_costs(core_for(models, config, Setting(batch_size, largest)))
 
 
 def run_sweep(
@@ -116,12 +122,12 @@ def measure_once(
     measurement: Measurement,
     workload: Workload,
     sampling: SamplingParams,
-    profile: Profile | None = None,
+    costs: StepCosts | None = None,
 ) -> None:
     """Add one run of a setting to its measurement: all prompts on a fresh engine, after a short warm-up with others. An engine
     whose trees are adaptive is kept for the next run, as a server goes on learning, but finds no prompt in its cache."""
     setting = measurement.setting
-    core = measurement.core or core_for(models, config, setting, profile)
+    core = measurement.core or core_for(models, config, setting, costs)
     generate(core, [WARM_UP_PROMPT] * setting.batch_size, replace(sampling, max_new_tokens=8, ignore_eos=True))
     core.forget_metrics()
     core.scheduler.forget_prefixes()

@@ -7,14 +7,14 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
-from eagle_rt.bench.sweep import Measurement, Setting, core_for, measure_once
+from eagle_rt.bench.sweep import Measurement, Setting, costs_of, measure_once
 from eagle_rt.bench.workload import Workload
 from eagle_rt.config import EngineConfig
-from eagle_rt.engine.calibrate import measured_costs
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.profile import Profile, Subject
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.speculate.adaptive import AdaptivePolicy
+from eagle_rt.speculate.costs import StepCosts
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes
 
 STEPS, TOP_KS, NUM_TOKENS = (1, 2, 3, 4, 6), (1, 2, 4), (4, 8, 16, 24)
@@ -99,14 +99,15 @@ class Tuner:
         self._config = replace(config, context_length=None)
         self._tokens_per_request = longest + 2 * max(tree.num_scratch_rows for tree in (*ADAPTIVE_BOUNDS, *fixed_trees()))
         self._tokens_per_request += 2 * config.page_size
-        self._profile: Profile | None = None
+        self._costs: StepCosts | None = None
         self._policies: dict[TreeShape, AdaptivePolicy] = {}
 
     def run(
         self, batch_sizes: list[int], temperatures: list[float], on_progress: Callable[[str], None]
     ) -> tuple[Profile, list[Tuned]]:
         """Tune for every pair of the two."""
-        self._profile = self._first_profile(max(batch_sizes))
+        config = replace(self._config, max_total_tokens=self._tokens_per_request * max(batch_sizes))
+        self._costs = costs_of(self._models, config, max(batch_sizes), ADAPTIVE_BOUNDS[-1])
         results = []
         for batch_size in batch_sizes:
             settings = [Setting(batch_size, NO_SPECULATION)]
@@ -117,7 +118,7 @@ class Tuner:
         bounds, fixed = overall_best(results, is_adaptive), overall_best(results, is_fixed)
         weights = self._policies[bounds].estimator.weights.tolist()
         rows = [result.row() for result in results]
-        return replace(self._profile, bounds=bounds, fixed=fixed, weights=weights, best=rows), results
+        return Profile(self._subject, bounds, fixed, self._costs, weights, rows), results
 
     def _tune(self, settings: list[Setting], temperature: float, on_progress: Callable[[str], None]) -> Tuned:
         batch_size = settings[0].batch_size
@@ -131,7 +132,7 @@ class Tuner:
             config = replace(self._config, max_total_tokens=self._tokens_per_request * batch_size)
             measurement.rates.clear()
             for _ in range(repeats):
-                measure_once(self._models, config, measurement, workload, sampling, self._profile)
+                measure_once(self._models, config, measurement, workload, sampling, self._costs)
             if setting.is_adaptive and measurement.core and measurement.core.runner.host_stepper:
                 policy = measurement.core.runner.host_stepper.policy
                 assert isinstance(policy, AdaptivePolicy)
@@ -148,13 +149,6 @@ class Tuner:
     def _prompts(self, count: int) -> list[list[int]]:
         prompts = self._workload.prompts
         return [prompts[index % len(prompts)] for index in range(count)]
-
-    def _first_profile(self, batch_size: int) -> Profile:
-        """What steps cost, for all that follows."""
-        bounds = ADAPTIVE_BOUNDS[-1]
-        config = replace(self._config, max_total_tokens=self._tokens_per_request * batch_size)
-        core = core_for(self._models, config, Setting(batch_size, bounds))
-        return Profile(self._subject, bounds, bounds, measured_costs(core), [], [])
 
 
 def overall_best(results: list[Tuned], kind: Callable[[Setting], bool]) -> TreeShape:

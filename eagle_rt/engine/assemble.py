@@ -62,7 +62,8 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
         models.target, pool, backend, operations, drafter, tree_shape.max_depth, config.speculative_simulate_accept_length
     )
     host_stepper = None
-    if drafter:
+    # Our kernels need the host for nothing: without captured steps the same fixed shapes run eagerly.
+    if drafter and (config.sizes_trees or device == "cpu" or config.attention_backend != "triton"):
         host_stepper = HostStepper(
             models.target,
             pool,

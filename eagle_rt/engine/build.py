@@ -10,9 +10,10 @@ from eagle_rt.engine.compile import compile_passes
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.fit import fitted
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models
-from eagle_rt.engine.profile import Profile, find_profile, with_profile
+from eagle_rt.engine.profile import find_profile, with_profile
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
+from eagle_rt.speculate.costs import StepCosts
 
 
 def build_core(config: EngineConfig, info: ModelInfo) -> tuple[EngineCore, list[str]]:
@@ -22,32 +23,33 @@ def build_core(config: EngineConfig, info: ModelInfo) -> tuple[EngineCore, list[
     config = with_profile(config, profile)
     resolve_tree(config, config.device)  # a tree that cannot work is refused before anything is loaded
     models = fitted(load_models(config, info), config, info.tokenizer)
-    core, notes = prepared_core(models, config, profile)
+    core, notes = prepared_core(models, config, profile.costs if profile else None, profile.weights if profile else None)
     return core, profile_notes + notes
 
 
-def prepared_core(models: LoadedModels, config: EngineConfig, profile: Profile | None = None) -> tuple[EngineCore, list[str]]:
+def prepared_core(
+    models: LoadedModels, config: EngineConfig, costs: StepCosts | None = None, weights: list[float] | None = None
+) -> tuple[EngineCore, list[str]]:
     """An engine over loaded models, its passes compiled, its steps captured and its trees sized as `config`, with its device
-    resolved, says; `profile` spares the measuring."""
+    resolved, says. costs: what steps cost, if that has been measured; weights: where the acceptance estimator begins."""
     core, notes = make_core(models, config)
     if config.enable_torch_compile:
         notes += compile_passes(core, models, config)
     if config.sizes_trees:
-        notes += size_trees(core, config, profile)
+        notes += size_trees(core, config, costs, weights)
     if captures_steps(config):
         notes += capture_steps(core, config)
     return core, notes
 
 
-def size_trees(core: EngineCore, config: EngineConfig, profile: Profile | None) -> list[str]:
+def size_trees(core: EngineCore, config: EngineConfig, costs: StepCosts | None, weights: list[float] | None) -> list[str]:
     """Let the engine draft what pays, by what steps cost here."""
     stepper = core.runner.host_stepper
     assert stepper
     start, notes = time.perf_counter(), []
-    costs = profile.costs if profile else None
     if costs is None:
         costs = measured_costs(core)
         notes.append(f"measured what steps cost in {time.perf_counter() - start:.1f} s")
-    estimator = AcceptanceEstimator(core.runner.tree_shape.num_steps, profile.weights if profile else None)
+    estimator = AcceptanceEstimator(core.runner.tree_shape.num_steps, weights)
     stepper.policy = AdaptivePolicy(costs, estimator, config.speculative_disable_by_batch_size)
     return notes
