@@ -95,6 +95,13 @@ class EngineConfig:
         "auto",
         choices=list(COUPLINGS),
     )
+    speculative_score_sharpness: float = option(
+        "speculation",
+        "Fixed trees score their nodes by the head's logits times this. 1 is EAGLE-2's score; more trusts the head's favourites "
+        "more, and drafts deeper.",
+        1.5,
+        type=float,
+    )
     speculative_tree: str = option(
         "speculation",
         "adaptive: every step drafts what is expected to pay, up to the three numbers above, or nothing. fixed: exactly those "
@@ -183,6 +190,8 @@ class EngineConfig:
         ):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least 1")
+        sharpness = self.speculative_score_sharpness
+        require(sharpness > 0, "speculative_score_sharpness", sharpness, "above 0")
         smallest = min(self.cuda_graph_bs or (1,))
         require(smallest >= 1, "cuda_graph_bs", smallest, "at least 1")
         fraction = self.mem_fraction_static

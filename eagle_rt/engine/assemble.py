@@ -44,7 +44,7 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     pool = make_pool(spec.num_layers, spec.shape, limits, dtype, device)
     head_dims = {spec.shape.head_dim} | ({head.shape.head_dim} if head else set())
     backend = attention_backend(config.attention_backend, device, dtype, head_dims)
-    operations = step_operations(config.attention_backend)
+    operations = step_operations(config.attention_backend, config.speculative_score_sharpness)
     drafter = None
     if head:
         drafter = TreeDrafter(
@@ -68,7 +68,14 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
             models.target,
             pool,
             backend,
-            HostDrafter(drafter.head, drafter.pool, backend, couples=config.speculative_coupling == "auto"),
+            HostDrafter(
+                drafter.head,
+                drafter.pool,
+                backend,
+                # Where acceptance is estimated, the estimate scores the drafts.
+                sharpness=1.0 if config.sizes_trees else config.speculative_score_sharpness,
+                couples=config.speculative_coupling == "auto",
+            ),
             FixedPolicy(config.speculative_disable_by_batch_size),
             config.speculative_simulate_accept_length,
         )
@@ -159,13 +166,13 @@ def cache_bytes(config: EngineConfig) -> int:
     return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * fraction)
 
 
-def step_operations(attention: str) -> StepOperations:
+def step_operations(attention: str, sharpness: float) -> StepOperations:
     """Our kernels for all of a step where they are asked for."""
     if attention != "triton":
-        return TorchOperations()
+        return TorchOperations(sharpness)
     from eagle_rt.speculate.triton_operations import TritonOperations  # not everywhere is triton installed
 
-    return TritonOperations()
+    return TritonOperations(sharpness)
 
 
 def make_pool(num_layers: int, shape: LayerShape, limits: SchedulerLimits, dtype: torch.dtype, device: str) -> KVPool:

@@ -45,12 +45,15 @@ class FedRows:
 
 
 class HostDrafter:
-    """The head, its cache, and how far it has read each text. couples: guesses for sampled requests are ranked under the target's
-    noise."""
+    """The head, its cache, and how far it has read each text.
 
-    def __init__(self, head: DraftHead, pool: KVPool, backend: AttentionBackend, *, couples: bool) -> None:
+    sharpness: of the scores of drafts, see `tree.expand.top_children`. couples: guesses for sampled requests are ranked under the
+    target's noise.
+    """
+
+    def __init__(self, head: DraftHead, pool: KVPool, backend: AttentionBackend, *, sharpness: float, couples: bool) -> None:
         self.head, self.pool, self.rows = head, pool, HeadRowsBook()
-        self._backend, self._couples = backend, couples
+        self._backend, self._sharpness, self._couples = backend, sharpness, couples
         self._target_ids = head.token_map.target_ids
 
     def catch_up(self, sequences: Sequence[HostSequence]) -> Tensor:
@@ -150,7 +153,7 @@ class HostDrafter:
         top_ks = np.array([shape.top_k if (shape := sequence.bounds) else 0 for sequence in sequences])[owners]
         top_k = int(top_ks.max())
         positions = np.array([sequence.num_cached for sequence in sequences])[owners] + depths
-        log_probs, draft_tokens = top_children(self._logits(states, sampling, owners, positions), top_k)
+        log_probs, draft_tokens = top_children(self._logits(states, sampling, owners, positions), top_k, self._sharpness)
         is_within = (np.arange(top_k) < top_ks[:, None]).ravel()
         above = np.arange(num_parents).repeat(top_k)[is_within]
         own = as_numpy(log_probs).ravel()[is_within].astype(np.float64)

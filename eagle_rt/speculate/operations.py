@@ -61,11 +61,16 @@ class StepOperations(Protocol):
 
 
 class TorchOperations:
+    """sharpness: of the scores of drafts, see `tree.expand.top_children`."""
+
+    def __init__(self, sharpness: float) -> None:
+        self._sharpness = sharpness
+
     def first_level(self, logits: Tensor, top_k: int, num_rows: int, noise: DraftNoise | None) -> tuple[Candidates, Beam]:
-        return expand.first_level(coupled(logits, noise)[:, 0], top_k)
+        return expand.first_level(coupled(logits, noise)[:, 0], top_k, self._sharpness)
 
     def next_level(self, candidates: Candidates, beam: Beam, logits: Tensor, noise: DraftNoise | None) -> tuple[Candidates, Beam]:
-        return expand.next_level(candidates, beam, coupled(logits, noise))
+        return expand.next_level(candidates, beam, coupled(logits, noise), self._sharpness)
 
     def rerank(self, candidates: Candidates, target_ids: Tensor, root_tokens: Tensor, num_nodes: int) -> DraftTree:
         return rerank(candidates, target_ids, root_tokens, num_nodes)

@@ -16,19 +16,25 @@ from eagle_rt.tree.verify import Acceptance
 
 
 class TritonOperations:
-    """See `StepOperations`. A beam's `visible` is [B, K, W] int64: a bit for every drafted row."""
+    """See `StepOperations`. A beam's `visible` is [B, K, W] int64: a bit for every drafted row.
+
+    sharpness: of the scores of drafts, see `tree.expand.top_children`.
+    """
+
+    def __init__(self, sharpness: float) -> None:
+        self._sharpness = sharpness
 
     def first_level(self, logits: Tensor, top_k: int, num_rows: int, noise: DraftNoise | None) -> tuple[Candidates, Beam]:
         batch_size, device = len(logits), logits.device
         root_scores = torch.zeros(batch_size, 1, device=device)
-        tokens, scores = top_children.top_children(logits, root_scores, top_k, kernel_noise(logits, noise))
+        tokens, scores = top_children.top_children(logits, root_scores, top_k, self._sharpness, kernel_noise(logits, noise))
         nothing = torch.zeros(batch_size, 1, -(-max(num_rows, 1) // 64), dtype=torch.int64, device=device)
         level = Level(tokens.flatten(1), scores.flatten(1), torch.full((batch_size, top_k), -1, device=device))
         return (level,), beam_of(level, nothing, top_k, first_row=0, num_before=0)
 
     def next_level(self, candidates: Candidates, beam: Beam, logits: Tensor, noise: DraftNoise | None) -> tuple[Candidates, Beam]:
         top_k = beam.tokens.shape[1]
-        tokens, scores = top_children.top_children(logits, beam.scores, top_k, kernel_noise(logits, noise))
+        tokens, scores = top_children.top_children(logits, beam.scores, top_k, self._sharpness, kernel_noise(logits, noise))
         parents = beam.candidates[:, :, None].expand(-1, -1, top_k).flatten(1)
         level = Level(tokens.flatten(1), scores.flatten(1), parents)
         num_before = sum(level.tokens.shape[1] for level in candidates)

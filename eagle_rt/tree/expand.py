@@ -38,18 +38,21 @@ class Beam:
     visible: Tensor
 
 
-def top_children(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+def top_children(logits: Tensor, top_k: int, sharpness: float = 1.0) -> tuple[Tensor, Tensor]:
     """The top_k tokens of [..., W] draft logits, and their log-probabilities over the draft vocabulary in float32.
+
+    sharpness: what the logits are multiplied by first. The target chooses a head's favourite more often than the head's own
+    probability says, so that paths of favourites are worth more than products of those.
 
     A row with a NaN has log-probabilities -inf throughout: its tokens are still distinct, and none of them will be accepted.
     """
-    scores, tokens = torch.log_softmax(logits.float(), dim=-1).topk(top_k, dim=-1)
+    scores, tokens = torch.log_softmax(logits.float() * sharpness, dim=-1).topk(top_k, dim=-1)
     return scores.nan_to_num(nan=-torch.inf), tokens
 
 
-def first_level(logits: Tensor, top_k: int) -> tuple[Candidates, Beam]:
+def first_level(logits: Tensor, top_k: int, sharpness: float = 1.0) -> tuple[Candidates, Beam]:
     """Depth 1, from the draft logits [B, W] after the last certain token."""
-    scores, tokens = top_children(logits, top_k)
+    scores, tokens = top_children(logits, top_k, sharpness)
     batch_size, device = len(logits), logits.device
     numbers = torch.arange(top_k, device=device).expand(batch_size, top_k)
     visible = torch.eye(top_k, dtype=torch.bool, device=device).expand(batch_size, top_k, top_k)
@@ -57,14 +60,14 @@ def first_level(logits: Tensor, top_k: int) -> tuple[Candidates, Beam]:
     return (level,), Beam(tokens, scores, numbers, torch.zeros_like(tokens), visible)
 
 
-def next_level(candidates: Candidates, beam: Beam, logits: Tensor) -> tuple[Candidates, Beam]:
+def next_level(candidates: Candidates, beam: Beam, logits: Tensor, sharpness: float = 1.0) -> tuple[Candidates, Beam]:
     """One level deeper, from the draft logits [B, K, W] after every node of the beam.
 
     Source: EAGLE-2 (Li et al. 2024), section 4.1: a child's value is the product of the probabilities on its path,
     and the K best children of the whole level are expanded next.
     """
     batch_size, top_k = beam.tokens.shape
-    child_scores, child_tokens = top_children(logits, top_k)
+    child_scores, child_tokens = top_children(logits, top_k, sharpness)
     scores = (beam.scores[:, :, None] + child_scores).flatten(1)
     tokens = child_tokens.flatten(1)
     parents = beam.candidates[:, :, None].expand(-1, -1, top_k).flatten(1)

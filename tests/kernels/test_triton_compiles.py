@@ -37,7 +37,7 @@ KERNELS = [
     ("gumbel_argmax", "_best_of_split", "*fp32 *fp32 *fp32 *i64 *i64 *fp32 *i64 i32 i32", (8, 1024)),
     ("gumbel_argmax", "_best_of_row", "*fp32 *i64 *i64 i32", (32,)),
     ("filter_thresholds", "_thresholds", "*fp32 *fp32 *i64 *fp32 *fp32 *fp32 i32", (8, 4096)),
-    ("top_children", "_top_of_split", "*bf16 *fp32 *fp32 *i64 *i64 *i64 *i32 *i32 *fp32 i32", (4, 8, True, 2048)),
+    ("top_children", "_top_of_split", "*bf16 *fp32 *fp32 *i64 *i64 *i64 *i32 *i32 *fp32 i32 fp32", (4, 8, True, 2048)),
     ("top_children", "_top_of_row", "*i32 *i32 *fp32 *fp32 *i64 *fp32 i32", (8, 16, 128)),
     ("select_beam", "_select_beam", "*fp32 *i64 *fp32 *i64 *i64 i32", (100, 10, 10, 2, 128)),
     ("rerank", "_number", "*fp32 *i32 i32", (32, 256)),

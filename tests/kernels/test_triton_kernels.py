@@ -215,9 +215,10 @@ def test_noise_is_the_twins_to_the_last_bits() -> None:
     width=st.sampled_from([16, 100, 2048, 4500]),
     top_k=st.integers(1, 10),
     kind=st.sampled_from(["plain", "ties", "nan", "noise", "out"]),
+    sharpness=st.sampled_from([1.0, 1.5]),
     seed=SEEDS,
 )
-def test_top_children(shape: tuple[int, int], width: int, top_k: int, kind: str, seed: int) -> None:
+def test_top_children(shape: tuple[int, int], width: int, top_k: int, kind: str, sharpness: float, seed: int) -> None:
     logits, parent_scores = randn(seed, *shape, width) * 3, -randn(seed + 1, *shape).abs()
     noise, values = None, logits
     if kind == "ties":
@@ -235,9 +236,9 @@ def test_top_children(shape: tuple[int, int], width: int, top_k: int, kind: str,
         noise = KernelNoise(sampling.temperature, sampling.seeds, thresholds_for(logits, sampling), positions, ids)
         values = logits.clone()
         values[sampling.sampled] = perturbed_logits(logits, positions, sampling, ids)
-    tokens, scores = top_children(logits, parent_scores, top_k, noise)
+    tokens, scores = top_children(logits, parent_scores, top_k, sharpness, noise)
     assert all(len(set(row)) == top_k for row in tokens.flatten(0, 1).tolist())
-    own = torch.log_softmax(values, -1)
+    own = torch.log_softmax(values * sharpness, -1)
     expected = (parent_scores[..., None] + own.topk(top_k).values).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
     torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
     reached = (parent_scores[..., None] + own.gather(2, tokens)).nan_to_num(nan=-torch.inf, neginf=-torch.inf)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import head_layouts
+import numpy as np
 import pytest
 import torch
 from engines import load_target, make_core, random_prompts
@@ -17,11 +18,13 @@ from tree import brute_force
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.batch import Batch, HostRows
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.engine.prepare import decode_sequences
+from eagle_rt.engine.prepare import decode_sequences, host_sequences, sampling_batch
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.models.decoder import FINAL_NORM
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import load_head, load_mtp_head
+from eagle_rt.speculate.forest import pack
+from eagle_rt.speculate.policy import FixedPolicy
 from models.slow_head import SlowHead
 
 TREES = [(1, 3, 4), (3, 1, 4), (4, 3, 12), (5, 4, 16), (3, 8, 40)]
@@ -104,9 +107,11 @@ def test_logits_of_a_targets_own_layer(mimo: Written) -> None:
 
 @torch.inference_mode()
 def check_trees(written: Written, target_dir: Path, tree_shape: tuple[int, int, int], count: int, **options: Any) -> None:
-    """Some contexts straight after the prompt, some after steps whose rows were drafted and then replaced."""
+    """Some contexts straight after the prompt, some after steps whose rows were drafted and then replaced; by both drafters, the one
+    with fixed shapes and the one that the host decides for."""
     num_steps, top_k, num_nodes = tree_shape
-    core = make_core(target_dir, written.directory, tree_shape, page_size=4, chunked_prefill_size=16, **options)
+    options = {"page_size": 4, "chunked_prefill_size": 16, "speculative_score_sharpness": 1.0, **options}
+    core = make_core(target_dir, written.directory, tree_shape, **options)
     for index, prompt in enumerate(random_prompts(count, seed=sum(tree_shape), longest=40)):
         core.submit(f"r{index}", prompt, SamplingParams(temperature=0, max_new_tokens=100, ignore_eos=True))
     for _ in range(2 * count + 2):
@@ -115,7 +120,16 @@ def check_trees(written: Written, target_dir: Path, tree_shape: tuple[int, int, 
     assert len(requests) == count
     core.scheduler.plan()
     num_scratch = core.scheduler.limits.num_scratch
-    tree = core.runner.stepper.drafter.propose(decode_sequences(requests, num_scratch, 4, "cpu"))
+    drafter, host_stepper = core.runner.stepper.drafter, core.runner.host_stepper
+    assert drafter
+    assert host_stepper
+    sequences = host_sequences(requests, num_scratch, 4, "cpu")
+    plan = FixedPolicy(None).begin(sequences, [0] * count)
+    draft = host_stepper.drafter.draft(sequences, sampling_batch(list(requests), "cpu"), plan, lambda part: None)
+    kept = plan.keep(draft.candidates)
+    packed = pack(np.array([request.tokens[-1] for request in requests]), draft.candidates[kept], kept)
+    drafter._states[[request.state_row for request in requests]] = host_stepper.drafter.catch_up(sequences)
+    tree = drafter.propose(decode_sequences(requests, num_scratch, 4, "cpu"))
 
     slow = written.slow
     for row, request in enumerate(requests):
@@ -137,6 +151,10 @@ def check_trees(written: Written, target_dir: Path, tree_shape: tuple[int, int, 
         for node in range(1, num_nodes):
             found.append((*found[int(tree.parents[row, node])], int(tree.tokens[row, node])))
         assert set(found[1:]) == expected.keys()
+        ragged: dict[int, tuple[int, ...]] = {packed.starts[row]: ()}
+        for node in range(packed.starts[row] + 1, packed.starts[row + 1]):
+            ragged[node] = (*ragged[int(packed.parents[node])], int(packed.tokens[node]))
+        assert set(ragged.values()) - {()} == expected.keys()
         for node in range(1, num_nodes):
             assert float(tree.scores[row, node]) == pytest.approx(expected[found[node]], abs=1e-3)
 

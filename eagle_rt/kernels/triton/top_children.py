@@ -40,6 +40,7 @@ def _top_of_split(
     top_tokens,  # [R, num_splits, TOP_K] int32
     norms,  # [R, num_splits] float32: log of the split's sum of exponentials
     width,
+    sharpness,  # float32
     ROWS_A_SEQUENCE: tl.constexpr,
     TOP_K: tl.constexpr,
     HAS_NOISE: tl.constexpr,
@@ -57,6 +58,7 @@ def _top_of_split(
             noise = gumbel_noise(tl.load(seeds + sequence), tl.load(positions + row), ids)
             x = x / temperature
             x = tl.where((x >= tl.load(thresholds + row)) | (x != x), x + noise, -float("inf"))
+    x = x * sharpness
     place = row * tl.num_programs(1) + split
     has_nan = tl.sum((x != x).to(tl.int32), 0) > 0
     keys = tl.where(is_token, float_key(x), NO_KEY)
@@ -107,11 +109,13 @@ def _top_of_row(
         keys = tl.where(ids == token, NO_KEY, keys)
 
 
-def top_children(logits: Tensor, parent_scores: Tensor, top_k: int, noise: KernelNoise | None = None) -> tuple[Tensor, Tensor]:
+def top_children(
+    logits: Tensor, parent_scores: Tensor, top_k: int, sharpness: float = 1.0, noise: KernelNoise | None = None
+) -> tuple[Tensor, Tensor]:
     """Draft ids and float32 scores, both [B, Q, K], from draft logits [B, Q, W] after nodes with scores [B, Q].
 
-    A child's score is its parent's and its own log-probability. On a tie the lowest id comes first; the K ids are distinct; in a
-    row with a NaN all scores are -inf.
+    A child's score is its parent's and its own log-probability, of logits times `sharpness`. On a tie the lowest id comes first;
+    the K ids are distinct; in a row with a NaN all scores are -inf.
     """
     batch_size, num_nodes, width = logits.shape
     num_rows, num_splits = batch_size * num_nodes, triton.cdiv(width, BLOCK)
@@ -125,7 +129,7 @@ def top_children(logits: Tensor, parent_scores: Tensor, top_k: int, noise: Kerne
     if noise:
         noise_inputs = (noise.temperatures, noise.thresholds, noise.seeds, noise.positions.contiguous(), noise.token_ids)
     _top_of_split[(num_rows, num_splits)](
-        logits.contiguous(), *noise_inputs, top_keys, top_tokens, norms, width, ROWS_A_SEQUENCE=num_nodes, TOP_K=top_k,
+        logits.contiguous(), *noise_inputs, top_keys, top_tokens, norms, width, sharpness, ROWS_A_SEQUENCE=num_nodes, TOP_K=top_k,
         HAS_NOISE=noise is not None, BLOCK=BLOCK,
     )  # fmt: skip
     _top_of_row[(num_rows,)](
