@@ -24,7 +24,7 @@ from bench_speculative import environment
 from eagle_rt.bench.sweep import Measurement, Setting, calibration_columns, core_for, generate, measure_once
 from eagle_rt.bench.workload import Workload, load_workload
 from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
-from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models, model_info
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.speculate.policy import DraftPlan
@@ -185,7 +185,9 @@ def coupling(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, mo
 
             def accepted(temperature: float, coupling: str, tree: TreeShape = tree, prompts: list = prompts) -> float:
                 core = core_for(models, replace(config, speculative_coupling=coupling), Setting(len(prompts), tree))
-                generate(core, prompts, SamplingParams(temperature=temperature, seed=args.seed, max_new_tokens=args.max_new_tokens))
+                seeds = range(args.seed, args.seed + len(prompts))
+                settings = [SamplingParams(temperature, seed=seed, max_new_tokens=args.max_new_tokens) for seed in seeds]
+                run_to_end(core, prompts, settings)
                 return core.current_metrics().mean_accepted_tokens
 
             greedy = accepted(0.0, "off")

@@ -1,9 +1,7 @@
 """Measuring at start what the parts of a step cost here."""
 
 import random
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -15,13 +13,16 @@ from eagle_rt.speculate.host_step import HostStepper
 from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.speculate.sequences import HostSequence
-from eagle_rt.tree_shape import TreeShape
+from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
-BATCH_SIZES = (1, 4, 16, 64)
+BATCH_SIZES = (4, 16)
 CONTEXT = 64
-NUM_REPEATS = 4
-# Larger batches are measured only while there is time; what is missing is extrapolated, and corrected while running.
-TIME_LIMIT_S = 4.0
+# Rows that a head has to read before it drafts: after a step, and after a pause.
+MISSING_ROWS = (1, 3, 32)
+# Steps of one tree in a row, the first of which pays for what is then kept; fewer where a step takes longer than this.
+NUM_REPEATS, NUM_SLOW_REPEATS, SLOW_STEP_S = 8, 3, 0.05
+# Batch sizes between 1 and the largest are measured only while there is time; what lies between is interpolated.
+TIME_LIMIT_S = 3.0
 
 
 class Recorder(FixedPolicy):
@@ -40,49 +41,54 @@ class Recorder(FixedPolicy):
         self.observations += record.parts
 
 
-def trees_to_time(bounds: TreeShape) -> list[TreeShape | None]:
-    """None, and trees of few and of many nodes, of narrow and of wide levels."""
-    steps, top_k, num_tokens = bounds.num_steps, bounds.top_k, bounds.num_draft_tokens
-    trees: list[TreeShape | None] = [None, TreeShape(1, 1, 2), TreeShape(min(3, steps), 1, min(3, steps) + 1)]
-    for most in (8, 16, num_tokens):
-        trees.append(TreeShape(min(3, steps), top_k, min(most, num_tokens, 1 + top_k + (min(3, steps) - 1) * top_k**2)))
+def trees_to_time(bounds: TreeShape, batch_size: int) -> list[TreeShape | None]:
+    """None, and trees of few and of many nodes, of narrow and of wide levels; of large batches only the extremes."""
+    steps, top_k, num_tokens = min(3, bounds.num_steps), bounds.top_k, bounds.num_draft_tokens
+    most = min(num_tokens, num_tree_nodes(steps, top_k))
+    trees: list[TreeShape | None] = [None, TreeShape(1, 1, 2), TreeShape(steps, top_k, most)]
+    if batch_size <= max(BATCH_SIZES):
+        trees += [TreeShape(steps, 1, steps + 1), TreeShape(steps, top_k, min(most, 8)), TreeShape(steps, top_k, min(most, 16))]
     return list(dict.fromkeys(trees))
 
 
 @torch.inference_mode()
 def measured_costs(core: EngineCore) -> StepCosts:
-    """Time steps of made-up texts over an engine that is not serving yet."""
+    """Time steps of made-up texts over an engine that is not serving yet: the least of a few, which other programs disturb
+    least."""
     stepper = core.runner.host_stepper
     assert stepper
     policy, recorder = stepper.policy, Recorder()
     stepper.policy = recorder
     limits = core.scheduler.limits
-    capacity = CONTEXT + limits.num_scratch
-    longest = min(limits.max_running, limits.num_pages * limits.page_size // (capacity + limits.page_size))
-    sizes = sorted({min(size, max(1, longest)) for size in BATCH_SIZES})
-    medians: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+    rows_each = CONTEXT + limits.num_scratch + limits.page_size
+    largest = max(1, min(limits.max_running, limits.num_pages * limits.page_size // rows_each))
+    least: dict[tuple[str, int, int], float] = {}
     start = time.perf_counter()
     try:
-        for batch_size in sizes:
-            if batch_size > 1 and time.perf_counter() - start > TIME_LIMIT_S / 2:
-                break
-            for tree in trees_to_time(core.runner.tree_shape):
-                for repeat in range(NUM_REPEATS):
+        for batch_size in sorted({1, *(size for size in BATCH_SIZES if size < largest), largest}):
+            if 1 < batch_size < largest and time.perf_counter() - start > TIME_LIMIT_S / 2:
+                continue
+            for tree in trees_to_time(core.runner.tree_shape, batch_size):
+                number, num_repeats = 0, NUM_REPEATS
+                while number < num_repeats:
                     recorder.observations.clear()
-                    run_step(stepper, core, batch_size, tree, repeat)
-                    # The first step of a shape pays for what is then kept.
-                    for observation in recorder.observations if repeat else []:
-                        medians[observation.part, observation.batch_size, observation.num_rows].append(observation.ms)
+                    step_start = time.perf_counter()
+                    run_step(stepper, core, batch_size, tree, num_missing=MISSING_ROWS[number % len(MISSING_ROWS)])
+                    if time.perf_counter() - step_start > SLOW_STEP_S:
+                        num_repeats = NUM_SLOW_REPEATS
+                    for seen in recorder.observations if number else []:
+                        key = (seen.part, seen.batch_size, seen.num_rows)
+                        least[key] = min(seen.ms, least.get(key, seen.ms))
+                    number += 1
     finally:
         stepper.policy = policy
-    return fitted_costs([Observation(*key, statistics.median(ms)) for key, ms in medians.items()])
+    return fitted_costs([Observation(*key, ms) for key, ms in least.items()])
 
 
-def run_step(stepper: HostStepper, core: EngineCore, batch_size: int, tree: TreeShape | None, repeat: int) -> None:
-    """A step of random texts, of which the head has a few more rows to read in every other repeat."""
+def run_step(stepper: HostStepper, core: EngineCore, batch_size: int, tree: TreeShape | None, num_missing: int) -> None:
+    """A step of random texts, of which the head has so many rows to read."""
     limits, target = core.scheduler.limits, stepper.target
     vocab_size, device = target.spec.vocab_size, target.embedding.device
-    num_missing = 1 + 2 * (repeat % 2)
     num_pages = limits.pages_for(CONTEXT + limits.num_scratch)
     features = torch.randn(num_missing, stepper.feature_size, dtype=target.embedding.dtype, device=device)
     sequences = []

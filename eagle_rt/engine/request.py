@@ -159,7 +159,8 @@ class Request:
     """One reply in the making: the only long-lived mutable object, and only the scheduler writes it.
 
     The cache holds rows for the first num_cached of its tokens; of its `pages`, the first ones may belong to the prefix cache
-    (`shared`). Of the rows, the draft head's cache has the first num_head_rows; num_matched of them were there when it was let in.
+    (`shared`). Of the rows, the draft head's cache has the first num_head_rows, of which the prefix cache has been told of the
+    first num_shared_head_rows; num_matched of the target's were there when it was let in.
     `bounds` is the largest tree to draft for it. `state_row` is its place among the running requests, None while it waits.
     """
 
@@ -178,6 +179,7 @@ class Request:
         self.num_cached = 0
         self.num_matched = 0
         self.num_head_rows = 0
+        self.num_shared_head_rows = 0
         self.prefill_end = 0
         self.state_row: int | None = None
         self.finish_reason: dict[str, Any] | None = None

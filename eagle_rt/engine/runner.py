@@ -121,7 +121,7 @@ class Runner:
         return result
 
     def _prefill_on_host(self, plan: StepPlan, stepper: HostStepper) -> list[int]:
-        """As `_prefill`, but the head reads along only if it will probably be asked."""
+        """As `_prefill`, but the head reads along only if it will surely be asked."""
         chunks = plan.chunks
         batch = prefill_batch(chunks, self._page_size, self._device)
         output = stepper.target.forward(batch, stepper.pool, self.stepper.backend, stepper.feature_layers)
@@ -138,7 +138,7 @@ class Runner:
                 stepper.drafter.rows.add(request.id, output.features[batch.query_starts[b] : batch.query_starts[b + 1]])
                 if not stepper.drafter.rows[request.id].is_lost:
                     drafting.append(prefilled_sequence(chunk, next_token, self._page_size, self._device))
-        if drafting and stepper.policy.wants_drafts(len(plan.decodes) + len(chunks)):
+        if drafting and stepper.policy.reads_along(len(plan.decodes) + len(chunks)):
             stepper.drafter.catch_up(drafting)
         self.clock.mark("prefill")
         return tokens

@@ -178,6 +178,8 @@ class Scheduler:
             request.num_cached += len(tokens)
             request.num_head_rows = result.head_rows.get(request.id, request.num_cached)
             request.stats.count_step(len(tokens) - 1, num_drafted, is_broken)
+            if request.num_shared_head_rows < request.prefill_end <= request.num_head_rows:
+                self._share_pages(request)  # the head has read the prompt only now
             events.append(self._append(request, tokens))
         for chunk in plan.chunks:
             if chunk.is_last and chunk.request.state_row is not None:
@@ -292,6 +294,7 @@ class Scheduler:
         request.state_row = None
 
     def _share_pages(self, request: Request) -> None:
+        request.num_shared_head_rows = request.num_head_rows
         request.shared = self._prefix_cache.insert(
             request.tokens, request.num_cached, request.pages, request.shared, request.num_head_rows
         )

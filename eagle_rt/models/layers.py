@@ -18,6 +18,7 @@ from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
 
 # float32 products of one row, and of more than these, are faster from the plain weight (two cores of a Xeon with AMX).
+MIN_PACKED_FLOAT32_SIZE = 2**19
 MAX_PACKED_FLOAT32_ROWS = 16
 
 
@@ -30,7 +31,8 @@ class Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.bias = bias
-        self._packed = PackedProduct(weight, bias) if can_pack(weight) else None
+        is_small = weight.dtype == torch.float32 and weight.numel() < MIN_PACKED_FLOAT32_SIZE
+        self._packed = PackedProduct(weight, bias) if can_pack(weight) and not is_small else None
         is_plain_too = self._packed is None or weight.dtype == torch.float32
         self._transposed = None
         if is_plain_too:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
-from eagle_rt.speculate.costs import StepCosts, bucket
+from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints, ranks_within_owners
 from eagle_rt.speculate.policy import DraftPlan, StepRecord, best_of_each, in_bounds
 from eagle_rt.speculate.sequences import HostSequence
@@ -26,9 +26,19 @@ FIRST_PROMISES = np.array([0.75, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05])
 PROMISE_RATE, COMMON_RATE, TRY_RATE = 0.15, 0.015, 0.5
 RATE_MEMORY = 0.97
 USES_OF_A_PRICE = 16
+# The costs of steps without drafts are looked at now and then only, since those steps are short.
+PLAIN_STEPS_A_CORRECTION = 4
+# After a step in which nothing was worth drafting, so many more go without asking.
+RESTING_STEPS = 3
+# The guard: while steps draft, one in so many does not, fewer where drafts clearly pay; drafts that gain less than steps without
+# them over so many steps are stopped for a while, which doubles while they go on failing.
+DRAFTS_A_PLAIN_STEP, DRAFTS_A_PLAIN_STEP_WHERE_CLEAR, CLEAR_GAIN = 12, 64, 1.3
+GUARD_MEMORY, NUM_JUDGED, LEAST_GAIN, FIRST_BAN, LONGEST_BAN = 0.9, 8, 1.0, 32, 512
 # Of the chance that one of a node's children is accepted if the node is.
 REACH_RATE, FIRST_REACH = 0.02, 0.7
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
+# Over so many steps the price of reading what a head has missed is spread.
+STEPS_AFTER_CATCHING_UP = 64
 # Tries of sequences that do not draft: their share of the time, and the steps between them, which double while they fail.
 TRY_SHARE, FIRST_WAIT, LONGEST_WAIT = 0.01, 16, 512
 
@@ -57,17 +67,58 @@ class Rate:
         return self._tokens / self._ms
 
 
+class Guard:
+    """Compares what steps with and without drafts have really gained, and stops drafts that the estimates are wrong about."""
+
+    def __init__(self) -> None:
+        self._sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
+        self._num_drafted = 0
+        self._since_plain = DRAFTS_A_PLAIN_STEP - 4
+        self._num_banned, self._ban = 0, FIRST_BAN
+
+    def saw(self, drafted: bool, tokens: float, ms: float) -> None:
+        """What a step gained, in what time."""
+        sums = self._sums[drafted]
+        sums[0], sums[1] = GUARD_MEMORY * sums[0] + tokens, GUARD_MEMORY * sums[1] + ms
+        self._num_drafted += drafted
+        self._since_plain = self._since_plain + 1 if drafted else 0
+
+    def gain(self) -> float | None:
+        """Speed with drafts over speed without, as far as both are known."""
+        (drafted, drafted_ms), (plain, plain_ms) = self._sums[True], self._sums[False]
+        return drafted / drafted_ms * plain_ms / plain if drafted_ms and plain else None
+
+    def allows_drafts(self) -> bool:
+        """Asked once for every step that would draft."""
+        if self._num_banned:
+            self._num_banned -= 1
+            return False
+        gain = self.gain()
+        is_clear = gain is not None and gain > CLEAR_GAIN
+        if self._since_plain >= (DRAFTS_A_PLAIN_STEP_WHERE_CLEAR if is_clear else DRAFTS_A_PLAIN_STEP):
+            return False
+        if gain is not None and self._num_drafted >= NUM_JUDGED:
+            self._num_drafted = 0
+            if gain < LEAST_GAIN:
+                self._num_banned, self._ban = self._ban, min(LONGEST_BAN, 2 * self._ban)
+                self._sums[True] = [0.0, 0.0]
+                return False
+            self._ban = FIRST_BAN
+        return True
+
+
 class AdaptivePolicy:
     """costs and estimator may come from a profile. max_batch_size: larger batches are not drafted for."""
 
     def __init__(self, costs: StepCosts, estimator: AcceptanceEstimator, max_batch_size: int | None) -> None:
         self.costs, self.estimator = costs, estimator
         self.calibration = estimator.calibration
-        self.allowance_ms = 0.0
+        self.allowance_ms, self.num_steps, self.num_resting = 0.0, 0, 0
         self._max_batch_size = max_batch_size
         self._histories: dict[str, DraftHistory] = {}
-        self._rates: dict[int, Rate] = {}
-        self._prices: dict[tuple[int, int], Price] = {}
+        self._rates: dict[tuple[int, bool], Rate] = {}
+        self._guards: dict[tuple[int, int, bool], Guard] = {}
+        self._prices: dict[tuple[int, int, bool], Price] = {}
         self._common = {False: DraftHistory(FIRST_PROMISES), True: DraftHistory(FIRST_PROMISES)}
         self.reach = {is_sampled: np.full(estimator.max_depth + 2, FIRST_REACH) for is_sampled in (False, True)}
 
@@ -75,12 +126,22 @@ class AdaptivePolicy:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
             return False
         batch_size = max(1, batch_size)
-        price = self.price(batch_size, context=64)
-        return any(price.utility(common.promises) > 0 for common in self._common.values())
+        price = self.price(Conditions(batch_size, 64, is_sampled=False))
+        return any(self.pays(price, common.promises) for common in self._common.values())
+
+    def guard(self, conditions: Conditions) -> "Guard":
+        return self._guards.setdefault(conditions.bucket, Guard())
+
+    def pays(self, price: "Price", promises: Floats) -> bool:
+        """Whether it would pay to draft for a whole batch of sequences of such promise."""
+        return bool(price.batch_size * price.utility(promises) > price.starts[-1])
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         is_allowed = self._max_batch_size is None or len(sequences) <= self._max_batch_size
         return AdaptivePlan(self, sequences, num_missing, is_allowed)
+
+    def reads_along(self, batch_size: int) -> bool:
+        return False  # a draft that is never made needs no prompt
 
     def forget(self, sequence_id: str) -> None:
         self._histories.pop(sequence_id, None)
@@ -95,46 +156,52 @@ class AdaptivePolicy:
         """What drafts have promised lately for sequences like this one."""
         return self._common[sequence.temperature > 0]
 
-    def rate(self, batch_size: int) -> Rate:
-        if batch_size not in self._rates:
-            ms = float(self.costs.ms("verify", batch_size, batch_size, 64))
-            self._rates[batch_size] = Rate(8.0 * batch_size, 8.0 * ms)
-        return self._rates[batch_size]
+    def rate(self, conditions: Conditions) -> Rate:
+        key = conditions.batch_size, conditions.is_sampled
+        if key not in self._rates:
+            ms = float(self.costs.ms("verify", conditions.batch_size, conditions.batch_size, conditions))
+            self._rates[key] = Rate(8.0 * conditions.batch_size, 8.0 * ms)
+        return self._rates[key]
 
-    def price(self, batch_size: int, context: float) -> "Price":
+    def price(self, conditions: Conditions) -> "Price":
         """Worked out anew every few steps."""
-        key = bucket(batch_size, context)
-        price = self._prices.get(key)
-        if price is None or price.batch_size != batch_size or price.num_uses >= USES_OF_A_PRICE:
-            price = self._prices[key] = Price(self, batch_size, context)
+        price = self._prices.get(conditions.bucket)
+        if price is None or price.batch_size != conditions.batch_size or price.num_uses >= USES_OF_A_PRICE:
+            price = self._prices[conditions.bucket] = Price(self, conditions)
         price.num_uses += 1
         return price
 
 
 class Price:
-    """What time costs in tokens, for one step."""
+    """What time costs in tokens, for the steps of one batch size: `rate` tokens a millisecond; a verified node, a node that is fed
+    to the head, and a further level for each sequence."""
 
-    def __init__(self, policy: AdaptivePolicy, batch_size: int, context: float) -> None:
-        costs = policy.costs
-        self.batch_size, self.num_uses = batch_size, 0
-        plain, more = costs.ms("verify", batch_size, np.array([batch_size, 2.0 * batch_size]), context).tolist()
-        start = costs.ms("start", batch_size, np.array([batch_size, 2.0 * batch_size]), context).tolist()
-        level = costs.ms("level", batch_size, np.array([batch_size, 2.0 * batch_size]), context).tolist()
+    def __init__(self, policy: AdaptivePolicy, conditions: Conditions) -> None:
+        batch_size = conditions.batch_size
+        rows = np.array([batch_size, 2.0 * batch_size])
+        verify, level = (policy.costs.ms(part, batch_size, rows, conditions).tolist() for part in ("verify", "level"))
         # No tree is worth less than plain decoding.
-        self.rate = max(policy.rate(batch_size).value, batch_size / plain)
-        self.plain_ms = plain
-        self.node = self.rate * (more - plain) / batch_size
-        self.start_row = self.rate * (start[1] - start[0]) / batch_size
-        self.start_sequence = self.rate * start[0] / batch_size
+        self.rate = max(policy.rate(conditions).value, batch_size / verify[0])
+        self.node = self.rate * (verify[1] - verify[0]) / batch_size
         self.level_row = self.rate * (level[1] - level[0]) / batch_size
         self.level_sequence = self.rate * level[0] / batch_size
+        self.batch_size, self.num_uses = batch_size, 0
+        # Of the first level of 0, 1, ... sequences; and of a row that the head has missed.
+        numbers = np.arange(1, batch_size + 1)
+        self.starts = np.concatenate(([0.0], self.rate * starts_ms(policy.costs, numbers, conditions)))
+        start = policy.costs.ms("start", batch_size, np.array([batch_size, 33.0 * batch_size]), conditions).tolist()
+        self.missed_row = self.rate * (start[1] - start[0]) / (32 * batch_size)
 
-    def utility(self, promises: Floats) -> float:
-        """Expected tokens beyond their price of a draft with such nodes: a first level, and further ones if those pay too."""
+    def utility(self, promises: Floats) -> Floats:
+        """Expected tokens of drafts of such promise [..., P] beyond the price of their nodes and of levels past the first."""
         pays = promises - self.node
-        first = max(0.0, float(pays[0]))
-        deeper = float(np.maximum(0.0, pays[1:] - self.level_row).sum()) - self.level_sequence
-        return first + max(0.0, deeper) - self.start_sequence
+        deeper = np.maximum(0.0, pays[..., 1:] - self.level_row).sum(axis=-1) - self.level_sequence
+        return np.maximum(0.0, pays[..., 0]) + np.maximum(0.0, deeper)
+
+
+def starts_ms(costs: StepCosts, numbers: Ints, conditions: Conditions) -> Floats:
+    """[M] milliseconds of catching up by one row each and drafting a first level, for so many sequences."""
+    return np.array([float(costs.ms("start", number, number, conditions)) for number in numbers.tolist()])
 
 
 class AdaptivePlan:
@@ -144,13 +211,16 @@ class AdaptivePlan:
         self, policy: AdaptivePolicy, sequences: Sequence[HostSequence], num_missing: Sequence[int], is_allowed: bool
     ) -> None:
         self._policy, self._sequences = policy, sequences
-        self._context = sum(sequence.num_cached for sequence in sequences) / len(sequences)
+        context = sum(sequence.num_cached for sequence in sequences) / len(sequences)
+        self._conditions = Conditions(len(sequences), context, any(sequence.temperature > 0 for sequence in sequences))
         self._shapes = [sequence.bounds for sequence in sequences]
         self.drafters: list[int] = []
         self._price: Price | None = None
         if is_allowed and any(self._shapes):
-            self._price = policy.price(len(sequences), self._context)
+            self._price = policy.price(self._conditions)
             self.drafters = self._choose_drafters(self._price, num_missing)
+            if self.drafters and not policy.guard(self._conditions).allows_drafts():
+                self.drafters = []
         if self.drafters:
             self._temperatures = np.array([sequence.temperature for sequence in sequences])
             self._corrections = np.zeros(len(sequences))
@@ -158,22 +228,29 @@ class AdaptivePlan:
                 self._corrections[index] = policy.history(sequences[index]).correction
 
     def _choose_drafters(self, price: Price, num_missing: Sequence[int]) -> list[int]:
-        policy, drafters = self._policy, []
-        for index, sequence in enumerate(self._sequences):
-            if not sequence.bounds:
-                continue
-            history = policy.history(sequence)
-            catching_up = price.start_row * max(0, num_missing[index] - 1)
-            if price.utility(history.promises) > min(catching_up, 1.0):
-                drafters.append(index)
-                continue
-            history.num_idle += 1
+        """Those sequences whose drafts together gain most beyond the price of a first level, which is the cheaper the more share
+        it; and tries of others."""
+        policy, sequences = self._policy, self._sequences
+        indices = [index for index, shape in enumerate(self._shapes) if shape]
+        if policy.num_resting:
+            policy.num_resting -= 1
+            return []
+        promises = np.array([policy.history(sequences[index]).promises for index in indices])
+        missing = np.array([num_missing[index] for index in indices])
+        utilities = price.utility(promises) - price.missed_row * np.maximum(0, missing - 1) / STEPS_AFTER_CATCHING_UP
+        order = np.argsort(-utilities, kind="stable")
+        worth = np.concatenate(([0.0], utilities[order].cumsum())) - price.starts[: len(indices) + 1]
+        drafters = [indices[place] for place in order[: int(worth.argmax())].tolist()]
+        for index in set(indices).difference(drafters):
+            history = policy.history(sequences[index])
+            history.num_idle += 1 + RESTING_STEPS
             if history.num_idle >= history.wait:
-                cost_ms = (catching_up + price.start_sequence + price.node) / price.rate
-                if cost_ms <= policy.allowance_ms and price.utility(FIRST_PROMISES) > 0:
-                    policy.allowance_ms -= cost_ms
+                cost = price.missed_row * num_missing[index] + price.starts[1] + price.node
+                if cost / price.rate <= policy.allowance_ms and policy.pays(price, FIRST_PROMISES):
+                    policy.allowance_ms -= cost / price.rate
                     drafters.append(index)
-        return drafters
+        policy.num_resting = 0 if drafters else RESTING_STEPS
+        return sorted(drafters)
 
     def values(self, deeper: Candidates, parent_values: Floats) -> Floats:
         estimator, owners = self._policy.estimator, deeper.owners
@@ -195,7 +272,7 @@ class AdaptivePlan:
         if len(numbers) == 0:
             return numbers
         num_sequences = len(np.unique(candidates.owners[numbers]))
-        fixed_ms = float(self._policy.costs.ms("level", num_sequences, len(numbers), self._context))
+        fixed_ms = float(self._policy.costs.ms("level", num_sequences, len(numbers), self._conditions))
         fixed = price.rate * fixed_ms - price.level_row * len(numbers)
         return numbers if gains.sum() > fixed else numbers[:0]
 
@@ -207,17 +284,22 @@ class AdaptivePlan:
         values = candidates.values[numbers]
         order = np.argsort(-values, kind="stable")
         batch_size = len(self._sequences)
-        ms = self._policy.costs.ms("verify", batch_size, batch_size + np.arange(len(order) + 1.0), self._context)
+        ms = self._policy.costs.ms("verify", batch_size, batch_size + np.arange(len(order) + 1.0), self._conditions)
         worth = np.concatenate(([0.0], np.exp(values[order]).cumsum())) - price.rate * ms
         return np.sort(numbers[order[: int(worth.argmax())]])
 
     def learn(self, record: StepRecord) -> None:
-        policy, batch_size = self._policy, len(self._sequences)
+        policy = self._policy
         total_ms = 0.0
+        policy.num_steps += 1
+        corrects = bool(self.drafters) or policy.num_steps % PLAIN_STEPS_A_CORRECTION == 0
         for part in record.parts:
-            policy.costs.correct(part, record.context)
+            if corrects:
+                policy.costs.correct(part, self._conditions)
             total_ms += part.ms
-        policy.rate(batch_size).add(record.num_gained, total_ms)
+        policy.rate(self._conditions).add(record.num_gained, total_ms)
+        if any(self._shapes):
+            policy.guard(self._conditions).saw(bool(self.drafters), record.num_gained, total_ms)
         policy.allowance_ms = min(policy.allowance_ms + TRY_SHARE * total_ms, TRY_SHARE * 256 * total_ms)
         if self.drafters:
             self._learn_acceptance(record)
@@ -242,7 +324,7 @@ class AdaptivePlan:
             history.promises += (TRY_RATE if history.num_idle else PROMISE_RATE) * (promises[index] - history.promises)
             common.promises += COMMON_RATE * (promises[index] - common.promises)
             if history.num_idle:
-                has_failed = self._price is None or self._price.utility(history.promises) <= 0
+                has_failed = self._price is None or not policy.pays(self._price, history.promises)
                 history.wait = min(LONGEST_WAIT, 2 * history.wait) if has_failed else FIRST_WAIT
                 history.num_idle = 0
         self._learn_reach(kept, parents, labels)

@@ -1,5 +1,6 @@
 """What the parts of a step cost, in milliseconds: measured, and corrected while running."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +11,11 @@ from eagle_rt.speculate.forest import Floats
 
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
 PARTS = ("start", "level", "verify")
+# A correction is the mean of the first few measurements, and then moves by this share.
 CORRECTION_RATE = 0.1
-LARGEST_CORRECTION = 4.0
+# One measurement counts as no more than so many times what was expected.
+LARGEST_SURPRISE = 4.0
+NUM_ROW_BUCKETS = 14
 
 
 @dataclass(frozen=True)
@@ -24,46 +28,88 @@ class Observation:
     ms: float
 
 
+@dataclass(frozen=True)
+class Conditions:
+    """What the cost of a step depends on besides its rows. context: mean cached rows of a sequence; is_sampled: whether tokens are
+    drawn for any of them, which takes noise for every token of the vocabulary."""
+
+    batch_size: int
+    context: float
+    is_sampled: bool
+
+    @property
+    def bucket(self) -> tuple[int, int, bool]:
+        return self.batch_size.bit_length(), int(self.context).bit_length(), self.is_sampled
+
+
+@dataclass
+class Correction:
+    """The moving ratio of measured to predicted by the number of rows, as a power of two; `counts` of the measurements."""
+
+    ratios: Floats
+    counts: Floats = field(default_factory=lambda: np.zeros(NUM_ROW_BUCKETS))
+
+    def at(self, num_rows: Floats) -> Floats:
+        """Interpolated between the row numbers that were measured; 1 or what it was begun with before any was."""
+        known = np.flatnonzero(self.counts)
+        if len(known) == 0:
+            return np.full_like(num_rows, self.ratios[0])
+        return np.interp(np.log2(np.maximum(num_rows, 1.0)), known, self.ratios[known])
+
+    def move(self, num_rows: int, ratio: float) -> None:
+        place = min(NUM_ROW_BUCKETS - 1, round(math.log2(max(num_rows, 1))))
+        if self.counts[place] == 0:
+            self.ratios[place] = self.at(np.array([float(num_rows)]))[0]
+        self.counts[place] += 1
+        rate = max(CORRECTION_RATE, 1 / (1 + self.counts[place]))
+        surprise = min(LARGEST_SURPRISE, max(1 / LARGEST_SURPRISE, ratio / self.ratios[place]))
+        self.ratios[place] *= 1 + rate * (surprise - 1)
+
+
 @dataclass
 class PartCost:
     """ms = batch_size * per_sequence + a function of the rows that is linear between the knots, and past the last two as between
-    them.
-
-    `corrections` holds the moving ratio of measured to predicted by (batch size, mean context), both as powers of two.
-    """
+    them; times a correction for the conditions."""
 
     knots: list[float]
     values: list[float]
     per_sequence: float
-    corrections: dict[tuple[int, int], float] = field(default_factory=dict)
+    corrections: dict[tuple[int, int, bool], Correction] = field(default_factory=dict)
 
-    def ms(self, batch_size: int, num_rows: Floats | float, context: float) -> Floats:
-        knots, values = self.knots, self.values
+    def ms(self, num_sequences: int, num_rows: Floats | float, conditions: Conditions) -> Floats:
+        """Of a part with so many sequences and rows, in a step of these conditions."""
         rows = np.asarray(num_rows, dtype=np.float64)
+        correction = self.corrections.get(conditions.bucket) or self._nearest(conditions)
+        expected = self.uncorrected(num_sequences, rows)
+        return expected * correction.at(rows) if correction else expected
+
+    def uncorrected(self, num_sequences: int, rows: Floats) -> Floats:
+        knots, values = self.knots, self.values
         by_rows = np.interp(rows, knots, values)
         if len(knots) > 1:
             slope = max(0.0, (values[-1] - values[-2]) / (knots[-1] - knots[-2]))
             by_rows = by_rows + slope * np.maximum(0.0, rows - knots[-1])
-        return (batch_size * self.per_sequence + by_rows) * self.corrections.get(
-            bucket(batch_size, context), self._nearest(batch_size)
-        )
+        return num_sequences * self.per_sequence + by_rows
 
-    def correct(self, observation: Observation, context: float) -> None:
-        """Move the ratio of this batch size and context towards what was measured."""
-        key = bucket(observation.batch_size, context)
-        current = self.corrections.get(key, self._nearest(observation.batch_size))
-        predicted = float(self.ms(observation.batch_size, observation.num_rows, context)) / current
-        ratio = min(LARGEST_CORRECTION, max(1 / LARGEST_CORRECTION, observation.ms / max(predicted, 1e-6)))
-        self.corrections[key] = current + CORRECTION_RATE * (ratio - current)
+    def correct(self, observation: Observation, conditions: Conditions) -> None:
+        """Move the ratio for these conditions and rows towards what was measured."""
+        correction = self.corrections.get(conditions.bucket)
+        if correction is None:
+            nearest = self._nearest(conditions)
+            begin = float(np.mean(nearest.ratios[nearest.counts > 0])) if nearest else 1.0
+            correction = self.corrections[conditions.bucket] = Correction(np.full(NUM_ROW_BUCKETS, begin))
+        expected = float(self.uncorrected(observation.batch_size, np.asarray(float(observation.num_rows))))
+        correction.move(observation.num_rows, observation.ms / max(expected, 1e-6))
 
-    def _nearest(self, batch_size: int) -> float:
-        """The correction of the nearest batch size that has one; contexts do not matter for want of better."""
-        wanted = batch_size.bit_length()
-        return min(self.corrections.items(), key=lambda item: abs(item[0][0] - wanted), default=((0, 0), 1.0))[1]
+    def _nearest(self, conditions: Conditions) -> Correction | None:
+        """That of the most similar conditions that were met. What drawing tokens adds says nothing about greedy steps."""
+        wanted = conditions.bucket
+        met = [bucket for bucket in self.corrections if conditions.is_sampled or not bucket[2]]
 
+        def distance(other: tuple[int, int, bool]) -> int:
+            return 8 * (other[2] != wanted[2]) + abs(other[0] - wanted[0]) + abs(other[1] - wanted[1])
 
-def bucket(batch_size: int, context: float) -> tuple[int, int]:
-    return batch_size.bit_length(), int(context).bit_length()
+        return self.corrections[min(met, key=distance)] if met else None
 
 
 def fitted_cost(observations: Iterable[Observation]) -> PartCost:
@@ -101,11 +147,11 @@ class StepCosts:
 
     parts: dict[str, PartCost]
 
-    def ms(self, part: str, batch_size: int, num_rows: Floats | float, context: float) -> Floats:
-        return self.parts[part].ms(batch_size, num_rows, context)
+    def ms(self, part: str, num_sequences: int, num_rows: Floats | float, conditions: Conditions) -> Floats:
+        return self.parts[part].ms(num_sequences, num_rows, conditions)
 
-    def correct(self, observation: Observation, context: float) -> None:
-        self.parts[observation.part].correct(observation, context)
+    def correct(self, observation: Observation, conditions: Conditions) -> None:
+        self.parts[observation.part].correct(observation, conditions)
 
     def to_json(self) -> dict[str, Any]:
         return {

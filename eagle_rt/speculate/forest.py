@@ -80,6 +80,11 @@ class PackedTrees:
     depths: Ints
     values: Floats
 
+    @property
+    def is_plain(self) -> bool:
+        """Roots and nothing else."""
+        return len(self.owners) == len(self.starts) - 1
+
     @cached_property
     def places(self) -> Ints:
         """[T] the number of each node in its own tree."""
@@ -97,6 +102,8 @@ class PackedTrees:
 
     def walk(self, choice: list[int]) -> list[list[int]]:
         """For each sequence the rows from its root to the last node that the target's choice [T] confirms."""
+        if self.is_plain:
+            return [[row] for row in range(len(self.owners))]
         children = {
             (parent, token): row
             for row, (parent, token) in enumerate(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))

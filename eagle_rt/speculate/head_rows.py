@@ -18,11 +18,8 @@ class HeadRows:
     num_made: int
     state: Tensor | None = None
     waiting: list[Tensor] = field(default_factory=list)
+    num_waiting: int = 0
     is_lost: bool = False
-
-    @property
-    def num_waiting(self) -> int:
-        return sum(len(part) for part in self.waiting)
 
 
 class HeadRowsBook:
@@ -43,6 +40,7 @@ class HeadRowsBook:
         rows = self._rows[sequence_id]
         if not rows.is_lost:
             rows.waiting.append(features)
+            rows.num_waiting += features.shape[0]
 
     def take(self, sequence_ids: list[str]) -> Tensor:
         """[T, F] all that is waiting for these sequences, one after the other: their rows are made now."""
@@ -51,7 +49,7 @@ class HeadRowsBook:
             rows = self._rows[sequence_id]
             parts += rows.waiting
             rows.num_made += rows.num_waiting
-            rows.waiting = []
+            rows.waiting, rows.num_waiting = [], 0
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def forget(self, sequence_id: str) -> None:

@@ -44,6 +44,17 @@ class FedRows:
     seen: Bools
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a draft is made for, and by whose decisions. top_ks, num_cached: [B] of the sequences."""
+
+    sequences: list[HostSequence]
+    sampling: SamplingBatch
+    plan: DraftPlan
+    top_ks: Ints
+    num_cached: Ints
+
+
 class HostDrafter:
     """The head, its cache, and how far it has read each text.
 
@@ -75,11 +86,13 @@ class HostDrafter:
         batch_size, drafters = len(sequences), np.array(plan.drafters)
         own = [sequences[index] for index in plan.drafters]
         num_missing = sum(self.rows[sequence.id].num_waiting for sequence in own)
+        top_ks = np.array([shape.top_k if (shape := sequence.bounds) else 0 for sequence in sequences])
+        wanted = Wanted(sequences, sampling, plan, top_ks, np.array([sequence.num_cached for sequence in sequences]))
         row_of = np.full(batch_size, -1)
         row_of[drafters] = np.arange(len(drafters))
         fed = FedRows(self.catch_up(own), row_of, np.zeros((len(own), 0), dtype=np.bool_))
         mark("extend")
-        candidates = self._children(sequences, sampling, plan, fed.states, drafters, np.full(len(own), -1), None)
+        candidates = self._children(wanted, fed.states, drafters, np.full(len(own), -1), None)
         now = time.perf_counter()
         observations = [Observation("start", len(own), num_missing, 1000 * (now - start))]
         is_broken = np.zeros(batch_size, dtype=np.bool_)
@@ -88,14 +101,15 @@ class HostDrafter:
 
         first_new, num_fed = 0, np.zeros(batch_size, dtype=np.int64)
         while len(numbers := plan.expand(candidates, first_new)):
-            numbers = numbers[np.argsort(candidates.owners[numbers], kind="stable")]
+            if batch_size > 1:
+                numbers = numbers[np.argsort(candidates.owners[numbers], kind="stable")]
             chosen = candidates[numbers]
-            fed = self._feed(sequences, fed, candidates, numbers, num_fed)
-            deeper = self._children(sequences, sampling, plan, fed.states, chosen.owners, numbers, chosen)
+            counts = np.bincount(chosen.owners, minlength=batch_size)
+            fed = self._feed(sequences, fed, chosen, numbers, counts, num_fed)
+            deeper = self._children(wanted, fed.states, chosen.owners, numbers, chosen)
             first_new, candidates = len(candidates), candidates.and_then(deeper)
             then, now = now, time.perf_counter()
-            num_sequences = len(np.unique(chosen.owners))
-            observations.append(Observation("level", num_sequences, len(numbers), 1000 * (now - then)))
+            observations.append(Observation("level", int(np.count_nonzero(counts)), len(numbers), 1000 * (now - then)))
         return Draft(candidates, observations, is_broken)
 
     def _read_on(self, sequences: Sequence[HostSequence]) -> Tensor:
@@ -118,55 +132,43 @@ class HostDrafter:
             self.rows[sequence_id].state = state
         return states
 
-    def _feed(self, sequences: list[HostSequence], fed: FedRows, candidates: Candidates, numbers: Ints, num_fed: Ints) -> FedRows:
-        """One pass of the head over the nodes `numbers`, sequence by sequence, in rows that follow the num_fed [B] ones before."""
-        chosen = candidates[numbers]
-        owners, counts = np.unique(chosen.owners, return_counts=True)
-        places = num_fed[chosen.owners] + np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
-        is_first = chosen.depths[0] == 1
-        parent_rows = fed.row_of[chosen.owners if is_first else chosen.parents]
+    def _feed(
+        self, sequences: list[HostSequence], fed: FedRows, chosen: Candidates, numbers: Ints, counts: Ints, num_fed: Ints
+    ) -> FedRows:
+        """One pass of the head over the `chosen` nodes with these numbers, sequence by sequence, counts [B] of each, in rows that
+        follow the num_fed [B] ones before."""
+        firsts = np.cumsum(counts) - counts
+        places = np.arange(len(numbers)) + (num_fed - firsts)[chosen.owners]
+        parent_rows = fed.row_of[chosen.owners if chosen.depths[0] == 1 else chosen.parents]
         visible = np.zeros((len(numbers), max(int(places.max()) + 1, fed.seen.shape[1])), dtype=np.bool_)
         visible[:, : fed.seen.shape[1]] = fed.seen[parent_rows]
         visible[np.arange(len(numbers)), places] = True
-        num_fed[owners] += counts
+        num_fed += counts
+        owners = np.flatnonzero(counts)
         own = [sequences[owner] for owner in owners.tolist()]
         in_use = num_fed[owners].tolist()
-        batch = packed_scratch_batch(own, counts.tolist(), in_use, chosen.tokens, chosen.depths - 1, places, visible)
+        batch = packed_scratch_batch(own, counts[owners].tolist(), in_use, chosen.tokens, chosen.depths - 1, places, visible)
         states = fed.states[self._tensor(parent_rows)]
-        row_of = np.full(len(candidates), -1)
+        row_of = np.full(int(numbers.max()) + 1, -1)
         row_of[numbers] = np.arange(len(numbers))
         return FedRows(self.head.forward(batch.tokens, states, batch, self.pool, self._backend), row_of, visible)
 
-    def _children(
-        self,
-        sequences: list[HostSequence],
-        sampling: SamplingBatch,
-        plan: DraftPlan,
-        states: Tensor,
-        owners: Ints,
-        numbers: Ints,
-        parents: Candidates | None,
-    ) -> Candidates:
+    def _children(self, wanted: Wanted, states: Tensor, owners: Ints, numbers: Ints, parents: Candidates | None) -> Candidates:
         """Of T nodes, or roots, of these owners and numbers: the best children, no more of a sequence's than its top-k."""
-        num_parents, zeros = len(owners), np.zeros(len(owners))
+        zeros = np.zeros(len(owners))
         depths = parents.depths if parents else zeros.astype(np.int64)
-        top_ks = np.array([shape.top_k if (shape := sequence.bounds) else 0 for sequence in sequences])[owners]
+        top_ks = wanted.top_ks[owners]
         top_k = int(top_ks.max())
-        positions = np.array([sequence.num_cached for sequence in sequences])[owners] + depths
-        log_probs, draft_tokens = top_children(self._logits(states, sampling, owners, positions), top_k, self._sharpness)
-        is_within = (np.arange(top_k) < top_ks[:, None]).ravel()
-        above = np.arange(num_parents).repeat(top_k)[is_within]
-        own = as_numpy(log_probs).ravel()[is_within].astype(np.float64)
-        children = Candidates(
-            owners=owners[above],
-            tokens=as_numpy(self._target_ids[draft_tokens]).ravel()[is_within],
-            parents=numbers[above],
-            depths=depths[above] + 1,
-            log_probs=own,
-            scores=(parents.scores if parents else zeros)[above] + own,
-            values=own.copy(),
-        )
-        children.values[:] = plan.values(children, (parents.values if parents else zeros)[above])
+        logits = self._logits(states, wanted.sampling, owners, wanted.num_cached[owners] + depths)
+        log_probs, draft_tokens = top_children(logits, top_k, self._sharpness)
+        above = np.arange(len(owners)).repeat(top_k)
+        own, tokens = as_numpy(log_probs).ravel().astype(np.float64), as_numpy(self._target_ids[draft_tokens]).ravel()
+        if top_ks.min() < top_k:
+            is_within = (np.arange(top_k) < top_ks[:, None]).ravel()
+            above, own, tokens = above[is_within], own[is_within], tokens[is_within]
+        scores = own if parents is None else parents.scores[above] + own
+        children = Candidates(owners[above], tokens, numbers[above], depths[above] + 1, own, scores, np.empty_like(own))
+        children.values[:] = wanted.plan.values(children, (parents.values if parents else zeros)[above])
         return children
 
     def _logits(self, states: Tensor, sampling: SamplingBatch, owners: Ints, positions: Ints) -> Tensor:

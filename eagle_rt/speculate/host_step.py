@@ -102,7 +102,8 @@ class HostStepper:
     ) -> tuple[list[int], Tensor | None]:
         """The target's choice after every node, and the nodes' features [T, F]."""
         counts = np.diff(trees.starts).tolist()
-        batch = packed_scratch_batch(sequences, counts, counts, trees.tokens, trees.depths, trees.places, trees.visible)
+        visible = None if trees.is_plain else trees.visible
+        batch = packed_scratch_batch(sequences, counts, counts, trees.tokens, trees.depths, trees.places, visible)
         output = self.target.forward(batch, self.pool, self._backend, self.feature_layers)
         rows = sampling.rows(self._tensor(trees.owners))
         logits = self.target.logits(output.hidden)
@@ -148,8 +149,7 @@ class HostStepper:
             labels = np.empty(len(kept))
             labels[order] = is_accepted[trees.parents >= 0]
             is_accepted = labels
-        context = sum(sequence.num_cached for sequence in sequences) / len(sequences)
-        plan.learn(StepRecord(candidates, kept, is_accepted[: len(kept)], sum(map(len, paths)), observations, context))
+        plan.learn(StepRecord(candidates, kept, is_accepted[: len(kept)], sum(map(len, paths)), observations))
 
     def _tensor(self, values: Ints | Sequence) -> Tensor:
         return torch.as_tensor(values, device=self.pool.storage.device)

@@ -18,7 +18,7 @@ class StepRecord:
     """What a step came to, for a policy to learn from.
 
     candidates: all nodes that were scored; kept: the numbers of those that were verified; is_accepted: [len(kept)] 1 for those that
-    were accepted. num_gained tokens, the bonus ones included; parts: what each part cost; context: mean cached rows of a sequence.
+    were accepted. num_gained tokens, the bonus ones included; parts: what each part cost.
     """
 
     candidates: Candidates
@@ -26,7 +26,6 @@ class StepRecord:
     is_accepted: Floats
     num_gained: int
     parts: list[Observation]
-    context: float
 
 
 class DraftPlan(Protocol):
@@ -67,6 +66,10 @@ class TreePolicy(Protocol):
         """Whether a sequence that joins so many would probably draft."""
         ...
 
+    def reads_along(self, batch_size: int) -> bool:
+        """Whether the head reads a prompt as soon as the target has, without waiting for the first draft."""
+        ...
+
     def forget(self, sequence_id: str) -> None:
         """A sequence has left."""
         ...
@@ -102,6 +105,9 @@ class FixedPolicy:
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         return FixedPlan(sequences, self.wants_drafts(len(sequences)))
+
+    def reads_along(self, batch_size: int) -> bool:
+        return self.wants_drafts(batch_size)
 
     def forget(self, sequence_id: str) -> None:
         pass

@@ -121,18 +121,18 @@ def packed_scratch_batch(
     tokens: NDArray[np.int64],
     offsets: NDArray[np.int64],
     places: NDArray[np.int64],
-    visible: NDArray[np.bool_],
+    visible: NDArray[np.bool_] | None,
 ) -> Batch:
     """A pass over `counts` nodes of each sequence, T in all, one sequence after the other.
 
     They are written to `places` [T] among the sequence's scratch rows, of which the first num_scratch are then in use. offsets: [T]
-    positions past the cached rows; visible: [T, C] which of the scratch rows in use each sees.
+    positions past the cached rows; visible: [T, C] which of the scratch rows in use each sees, None for causal.
     """
     device = sequences[0].rows.slots.device
     bases = np.repeat([sequence.num_cached for sequence in sequences], counts)
     starts = np.cumsum([0, *counts]).tolist()
     spans = list(zip(sequences, starts, starts[1:], num_scratch, strict=False))
-    mask = torch.from_numpy(visible).to(device)
+    mask = None if visible is None else torch.from_numpy(visible).to(device)
     kv_lens = tuple(own.num_cached + in_use for own, _, _, in_use in spans)
     slots = np.concatenate([own.rows.at(own.num_cached + places[start:stop]) for own, start, stop, _ in spans])
     return Batch(
@@ -141,5 +141,5 @@ def packed_scratch_batch(
         slots=torch.as_tensor(slots, device=device),
         query_starts=tuple(starts),
         rows=HostRows(kv_lens, tuple(own.rows.up_to(kv_len) for own, kv_len in zip(sequences, kv_lens, strict=True))),
-        tree_mask=tuple(mask[start:stop, :in_use] for _, start, stop, in_use in spans),
+        tree_mask=None if mask is None else tuple(mask[start:stop, :in_use] for _, start, stop, in_use in spans),
     )

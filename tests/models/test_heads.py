@@ -107,8 +107,8 @@ def test_logits_of_a_targets_own_layer(mimo: Written) -> None:
 
 @torch.inference_mode()
 def check_trees(written: Written, target_dir: Path, tree_shape: tuple[int, int, int], count: int, **options: Any) -> None:
-    """Some contexts straight after the prompt, some after steps whose rows were drafted and then replaced; by both drafters, the one
-    with fixed shapes and the one that the host decides for."""
+    """By both drafters, the one with fixed shapes and the one that the host decides for; some contexts straight after the prompt,
+    some after steps whose rows were drafted and then replaced."""
     num_steps, top_k, num_nodes = tree_shape
     options = {"page_size": 4, "chunked_prefill_size": 16, "speculative_score_sharpness": 1.0, **options}
     core = make_core(target_dir, written.directory, tree_shape, **options)

@@ -28,10 +28,10 @@ def test_it_learns_what_nodes_are_worth() -> None:
     assert ((learned - labels) ** 2).mean() < 0.95 * ((np.exp(log_probs) - labels) ** 2).mean()
 
 
-def test_it_begins_at_the_heads_word_or_at_what_a_profile_says() -> None:
+def test_it_begins_where_it_is_told_to() -> None:
     log_probs = np.log(np.array([0.01, 0.5, 0.97]))
     inputs_of = (np.zeros(3), np.array([1, 2, 3]), np.zeros(3))
-    cold = AcceptanceEstimator(max_depth=3)
+    cold = AcceptanceEstimator(3, [1.0, 0.0, 0.0, 0.0, 0.0])
     assert np.allclose(cold.log_probabilities(cold.inputs(log_probs, *inputs_of), np.zeros(3)), log_probs)
     # A profile may have been made with shallower trees, or with deeper ones.
     for weights in ([0.5, 0.0, 0.1, 0.0, -1.0], [0.5, 0.0, 0.1, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0]):

@@ -3,11 +3,15 @@ import json
 import numpy as np
 import pytest
 
-from eagle_rt.speculate.costs import Observation, PartCost, costs_from_json, fitted_cost, fitted_costs
+from eagle_rt.speculate.costs import Conditions, Observation, PartCost, costs_from_json, fitted_cost, fitted_costs
 
 
 def true_ms(batch_size: int, num_rows: int) -> float:
     return 2.0 + 0.1 * batch_size + 0.05 * num_rows + max(0, num_rows - 16) * 0.1
+
+
+def when(batch_size: int, is_sampled: bool = False) -> Conditions:
+    return Conditions(batch_size, 64.0, is_sampled)
 
 
 def measured(part: str, noise: float = 0.0) -> list[Observation]:
@@ -20,42 +24,61 @@ def measured(part: str, noise: float = 0.0) -> list[Observation]:
 def test_a_fit_meets_what_was_measured_and_what_lies_between(noise: float) -> None:
     cost = fitted_cost(measured("verify", noise))
     for batch_size, num_rows in ((1, 1), (1, 3), (4, 20), (8, 8), (32, 300), (16, 100)):
-        assert float(cost.ms(batch_size, num_rows, 64)) == pytest.approx(true_ms(batch_size, num_rows), rel=0.03 + 2 * noise)
-    rising = cost.ms(4, np.arange(4.0, 600.0), 64)
+        assert float(cost.ms(batch_size, num_rows, when(batch_size))) == pytest.approx(
+            true_ms(batch_size, num_rows), rel=0.03 + 2 * noise
+        )
+    rising = cost.ms(4, np.arange(4.0, 600.0), when(4))
     assert (np.diff(rising) >= 0).all()
 
 
 def test_one_measurement_is_enough() -> None:
     cost = fitted_cost([Observation("verify", 1, 1, 3.0)])
-    assert float(cost.ms(1, 1, 64)) == pytest.approx(3.0, rel=1e-3)
-    assert float(cost.ms(1, 50, 64)) > 0
+    assert float(cost.ms(1, 1, when(1))) == pytest.approx(3.0, rel=1e-3)
+    assert float(cost.ms(1, 50, when(1))) > 0
 
 
 def test_it_follows_a_machine_that_slows_down() -> None:
     cost = fitted_cost(measured("verify"))
     for _ in range(60):
-        cost.correct(Observation("verify", 4, 16, 1.5 * true_ms(4, 16)), 64)
-    assert float(cost.ms(4, 16, 64)) == pytest.approx(1.5 * true_ms(4, 16), rel=0.03)
+        cost.correct(Observation("verify", 4, 16, 1.5 * true_ms(4, 16)), when(4))
+    assert float(cost.ms(4, 16, when(4))) == pytest.approx(1.5 * true_ms(4, 16), rel=0.03)
     # The nearest batch sizes follow until they are measured themselves; others that were keep their own.
-    assert float(cost.ms(8, 16, 64)) == pytest.approx(1.5 * true_ms(8, 16), rel=0.05)
-    cost.correct(Observation("verify", 32, 64, true_ms(32, 64)), 64)
+    assert float(cost.ms(8, 16, when(8))) == pytest.approx(1.5 * true_ms(8, 16), rel=0.05)
+    cost.correct(Observation("verify", 32, 64, true_ms(32, 64)), when(32))
     for _ in range(60):
-        cost.correct(Observation("verify", 32, 64, true_ms(32, 64)), 64)
-    assert float(cost.ms(32, 64, 64)) == pytest.approx(true_ms(32, 64), rel=0.05)
-    assert float(cost.ms(4, 16, 64)) == pytest.approx(1.5 * true_ms(4, 16), rel=0.05)
+        cost.correct(Observation("verify", 32, 64, true_ms(32, 64)), when(32))
+    assert float(cost.ms(32, 64, when(32))) == pytest.approx(true_ms(32, 64), rel=0.05)
+    assert float(cost.ms(4, 16, when(4))) == pytest.approx(1.5 * true_ms(4, 16), rel=0.05)
+
+
+def test_steps_that_draw_tokens_have_corrections_of_their_own_and_by_rows() -> None:
+    """Noise for every token of the vocabulary costs by the row; greedy steps know nothing of it."""
+    cost = fitted_cost(measured("verify"))
+    for _ in range(40):
+        for num_rows in (4, 64):
+            cost.correct(Observation("verify", 4, num_rows, true_ms(4, num_rows) + 0.5 * num_rows), when(4, is_sampled=True))
+    for num_rows in (4, 64):
+        sampled = cost.ms(4, num_rows, when(4, is_sampled=True))
+        assert float(sampled) == pytest.approx(true_ms(4, num_rows) + 0.5 * num_rows, rel=0.05)
+    assert float(cost.ms(4, 4, when(4))) == pytest.approx(true_ms(4, 4), rel=0.03)
+    assert float(cost.ms(4, 4, when(4))) < float(cost.ms(4, 4, when(4, is_sampled=True)))
 
 
 def test_one_outlier_moves_it_little() -> None:
     cost = PartCost([1.0, 2.0], [1.0, 1.5], 0.1)
-    before = float(cost.ms(1, 1, 64))
-    cost.correct(Observation("level", 1, 1, 1e9), 64)
-    assert float(cost.ms(1, 1, 64)) < 1.4 * before
+    before = float(cost.ms(1, 1, when(1)))
+    cost.correct(Observation("level", 1, 1, 1e9), when(1))
+    for _ in range(20):
+        cost.correct(Observation("level", 1, 1, before), when(1))
+    before = float(cost.ms(1, 1, when(1)))
+    cost.correct(Observation("level", 1, 1, 1e9), when(1))
+    assert float(cost.ms(1, 1, when(1))) < 1.4 * before
 
 
 def test_costs_survive_a_file() -> None:
     costs = fitted_costs([*measured("start"), *measured("level"), *measured("verify")])
     document = json.loads(json.dumps(costs.to_json()))
-    assert float(costs_from_json(document).ms("level", 4, 16, 64)) == pytest.approx(float(costs.ms("level", 4, 16, 64)))
+    assert float(costs_from_json(document).ms("level", 4, 16, when(4))) == pytest.approx(float(costs.ms("level", 4, 16, when(4))))
     document["level"]["values"][0] = -1.0
     with pytest.raises(ValueError, match="the costs of level are no table"):
         costs_from_json(document)

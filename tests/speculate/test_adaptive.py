@@ -1,0 +1,66 @@
+"""The decisions of adaptive trees, one by one."""
+
+import numpy as np
+import pytest
+
+from eagle_rt.speculate.acceptance import AcceptanceEstimator
+from eagle_rt.speculate.adaptive import DRAFTS_A_PLAIN_STEP, FIRST_BAN, AdaptivePolicy, Guard, Price
+from eagle_rt.speculate.costs import Conditions, PartCost, StepCosts
+
+
+def costs(start: float, level: float, node: float) -> StepCosts:
+    """Milliseconds of a first level, of a further one and of each verified node; a plain step takes 10."""
+    parts = {name: PartCost([1.0, 2.0], [ms, ms + 1e-6], 0.0) for name, ms in (("start", start), ("level", level))}
+    return StepCosts({**parts, "verify": PartCost([1.0, 101.0], [10.0, 10.0 + 100 * node], 0.0)})
+
+
+def policy(step_costs: StepCosts) -> AdaptivePolicy:
+    return AdaptivePolicy(step_costs, AcceptanceEstimator(4), None)
+
+
+def drive(guard: Guard, speed_with: float, speed_without: float, num_steps: int) -> list[bool]:
+    """Which of the steps draft, where those gain so much in the same time."""
+    drafted = []
+    for _ in range(num_steps):
+        drafts = guard.allows_drafts()
+        guard.saw(drafts, speed_with if drafts else speed_without, 1.0)
+        drafted.append(drafts)
+    return drafted
+
+
+def test_drafts_that_do_not_gain_are_stopped_whatever_the_estimates_say() -> None:
+    drafted = drive(Guard(), 0.5, 1.0, 2000)
+    assert not any(drafted[16 : 16 + FIRST_BAN - 8])
+    assert sum(drafted) < 0.08 * len(drafted)
+    assert any(drafted[1000:]), "they are tried again"
+
+
+def test_drafts_that_gain_go_on() -> None:
+    assert sum(drive(Guard(), 2.0, 1.0, 1000)) > 0.97 * 1000
+    little = drive(Guard(), 1.1, 1.0, 1000)
+    assert sum(little) == pytest.approx(1000 * DRAFTS_A_PLAIN_STEP / (DRAFTS_A_PLAIN_STEP + 1), rel=0.02)
+
+
+def test_the_guard_follows_a_change() -> None:
+    guard = Guard()
+    assert sum(drive(guard, 2.0, 1.0, 300)) > 280
+    assert sum(drive(guard, 0.5, 1.0, 300)) < 120
+    assert sum(drive(guard, 2.0, 1.0, 2000)[1000:]) > 900
+
+
+@pytest.mark.parametrize(("node", "expected"), [(0.001, 4), (2.0, 2), (6.0, 1), (9.5, 0)])
+def test_as_many_nodes_are_verified_as_are_worth_their_row(node: float, expected: int) -> None:
+    """At 10 ms a plain step, a node of x ms has to be accepted with a probability of x / 10."""
+    price = Price(policy(costs(0.1, 0.1, node)), Conditions(1, 64.0, is_sampled=False))
+    promises = np.array([0.9, 0.5, 0.1, 0.05])
+    assert np.count_nonzero(promises > price.node) == expected
+    assert price.node == pytest.approx(node / 10, rel=1e-3)
+
+
+def test_a_first_level_is_the_cheaper_the_more_share_it() -> None:
+    """Of promises too small for one of the batch to pay for a level, all together do."""
+    shared = policy(costs(start=3.0, level=50.0, node=0.1))
+    price = shared.price(Conditions(8, 64.0, is_sampled=False))
+    promises = np.array([0.5, 0.0])
+    assert price.utility(promises) < price.starts[1]
+    assert shared.pays(price, promises)
