@@ -18,6 +18,7 @@ import numpy as np
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints, ranks_within_owners
+from eagle_rt.speculate.guard import Guard
 from eagle_rt.speculate.policy import DraftPlan, StepRecord, best_of_each, in_bounds
 from eagle_rt.speculate.sequences import HostSequence
 
@@ -30,10 +31,6 @@ USES_OF_A_PRICE = 16
 PLAIN_STEPS_A_CORRECTION = 4
 # After a step in which nothing was worth drafting, so many more go without asking.
 RESTING_STEPS = 3
-# The guard: while steps draft, one in so many does not, fewer where drafts clearly pay; drafts that gain less than steps without
-# them over so many steps are stopped for a while, which doubles while they go on failing.
-DRAFTS_A_PLAIN_STEP, DRAFTS_A_PLAIN_STEP_WHERE_CLEAR, CLEAR_GAIN = 12, 64, 1.3
-GUARD_MEMORY, NUM_JUDGED, LEAST_GAIN, FIRST_BAN, LONGEST_BAN = 0.9, 8, 1.0, 32, 512
 # Of the chance that one of a node's children is accepted if the node is.
 REACH_RATE, FIRST_REACH = 0.02, 0.7
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
@@ -67,46 +64,6 @@ class Rate:
         return self._tokens / self._ms
 
 
-class Guard:
-    """Compares what steps with and without drafts have really gained, and stops drafts that the estimates are wrong about."""
-
-    def __init__(self) -> None:
-        self._sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
-        self._num_drafted = 0
-        self._since_plain = DRAFTS_A_PLAIN_STEP - 4
-        self._num_banned, self._ban = 0, FIRST_BAN
-
-    def saw(self, drafted: bool, tokens: float, ms: float) -> None:
-        """What a step gained, in what time."""
-        sums = self._sums[drafted]
-        sums[0], sums[1] = GUARD_MEMORY * sums[0] + tokens, GUARD_MEMORY * sums[1] + ms
-        self._num_drafted += drafted
-        self._since_plain = self._since_plain + 1 if drafted else 0
-
-    def gain(self) -> float | None:
-        """Speed with drafts over speed without, as far as both are known."""
-        (drafted, drafted_ms), (plain, plain_ms) = self._sums[True], self._sums[False]
-        return drafted / drafted_ms * plain_ms / plain if drafted_ms and plain else None
-
-    def allows_drafts(self) -> bool:
-        """Asked once for every step that would draft."""
-        if self._num_banned:
-            self._num_banned -= 1
-            return False
-        gain = self.gain()
-        is_clear = gain is not None and gain > CLEAR_GAIN
-        if self._since_plain >= (DRAFTS_A_PLAIN_STEP_WHERE_CLEAR if is_clear else DRAFTS_A_PLAIN_STEP):
-            return False
-        if gain is not None and self._num_drafted >= NUM_JUDGED:
-            self._num_drafted = 0
-            if gain < LEAST_GAIN:
-                self._num_banned, self._ban = self._ban, min(LONGEST_BAN, 2 * self._ban)
-                self._sums[True] = [0.0, 0.0]
-                return False
-            self._ban = FIRST_BAN
-        return True
-
-
 class AdaptivePolicy:
     """costs and estimator may come from a profile. max_batch_size: larger batches are not drafted for."""
 
@@ -129,7 +86,7 @@ class AdaptivePolicy:
         price = self.price(Conditions(batch_size, 64, is_sampled=False))
         return any(self.pays(price, common.promises) for common in self._common.values())
 
-    def guard(self, conditions: Conditions) -> "Guard":
+    def guard(self, conditions: Conditions) -> Guard:
         return self._guards.setdefault(conditions.bucket, Guard())
 
     def pays(self, price: "Price", promises: Floats) -> bool:

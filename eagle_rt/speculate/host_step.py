@@ -105,7 +105,7 @@ class HostStepper:
         visible = None if trees.is_plain else trees.visible
         batch = packed_scratch_batch(sequences, counts, counts, trees.tokens, trees.depths, trees.places, visible)
         output = self.target.forward(batch, self.pool, self._backend, self.feature_layers)
-        rows = sampling.rows(self._tensor(trees.owners))
+        rows = sampling if trees.is_plain else sampling.rows(self._tensor(trees.owners))
         logits = self.target.logits(output.hidden)
         return target_choice(logits[:, None], batch.positions[:, None], rows)[:, 0].tolist(), output.features
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
-from eagle_rt.speculate.adaptive import DRAFTS_A_PLAIN_STEP, FIRST_BAN, AdaptivePolicy, Guard, Price
+from eagle_rt.speculate.adaptive import AdaptivePolicy, Price
 from eagle_rt.speculate.costs import Conditions, PartCost, StepCosts
+from eagle_rt.speculate.guard import DRAFTS_A_PLAIN_STEP, FIRST_BAN, Guard
 
 
 def costs(start: float, level: float, node: float) -> StepCosts:
