@@ -31,8 +31,8 @@ def drive(guard: Guard, speed_with: float, speed_without: float, num_steps: int)
 
 def test_drafts_that_do_not_gain_are_stopped_whatever_the_estimates_say() -> None:
     drafted = drive(Guard(), 0.5, 1.0, 2000)
-    assert not any(drafted[16 : 16 + FIRST_BAN - 8])
-    assert sum(drafted) < 0.08 * len(drafted)
+    assert not any(drafted[24 : 24 + FIRST_BAN - 12])
+    assert sum(drafted) < 0.1 * len(drafted)
     assert any(drafted[1000:]), "they are tried again"
 
 
