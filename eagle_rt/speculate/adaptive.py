@@ -36,6 +36,8 @@ REACH_RATE, FIRST_REACH = 0.02, 0.7
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
 # Over so many steps the price of reading what a head has missed is spread.
 STEPS_AFTER_CATCHING_UP = 64
+# A head that has more rows to read than this, for each sequence, was left behind.
+MOST_ROWS_OF_A_STEP = 12
 # Tries of sequences that do not draft: their share of the time, and the steps between them, which double while they fail.
 TRY_SHARE, FIRST_WAIT, LONGEST_WAIT = 0.01, 16, 512
 
@@ -255,7 +257,9 @@ class AdaptivePlan:
                 policy.costs.correct(part, self._conditions)
             total_ms += part.ms
         policy.rate(self._conditions).add(record.num_gained, total_ms)
-        if any(self._shapes):
+        # A prompt that is read once says nothing about the steps to come.
+        reads_prompts = any(part.part == "start" and part.num_rows > MOST_ROWS_OF_A_STEP * part.batch_size for part in record.parts)
+        if any(self._shapes) and not reads_prompts:
             policy.guard(self._conditions).saw(bool(self.drafters), record.num_gained, total_ms)
         policy.allowance_ms = min(policy.allowance_ms + TRY_SHARE * total_ms, TRY_SHARE * 256 * total_ms)
         if self.drafters:

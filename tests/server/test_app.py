@@ -144,6 +144,9 @@ def test_native_route(server: Server) -> None:
     info = reply["meta_info"]
     assert len(reply["output_ids"]) == info["completion_tokens"] == 10
     assert sum(info["spec_correct_drafts_histogram"]) == info["spec_verify_ct"]
+    alone = server.post("/generate", {"text": "abc", "sampling_params": {**params, "speculative": {"enabled": False}}}).json()
+    assert alone["text"] == reply["text"]
+    assert alone["meta_info"]["spec_draft_token_num"] == 0
     many = server.post("/generate", {"text": ["abc", "x"], "sampling_params": params}).json()
     assert many[0]["text"] == reply["text"]
     lines = server.post("/generate", {"text": "abc", "sampling_params": params, "stream": True}).text.split("\n\n")
@@ -180,6 +183,16 @@ def test_models_info_and_metrics(server: Server, client: openai.OpenAI) -> None:
         ("chat/completions", {"messages": MESSAGES, "logprobs": True}, 400, "logprobs", "not supported"),
         ("chat/completions", {"messages": MESSAGES, "frequency_penalty": 1}, 400, "frequency_penalty", "not supported"),
         ("chat/completions", {"messages": [{"role": "user", "content": "x" * 600}]}, 400, None, "context length is 512"),
+        ("chat/completions", {"messages": MESSAGES, "seed": 2**70}, 400, "seed", "a 64-bit integer"),
+        ("chat/completions", {"messages": MESSAGES, "speculative": {"num_steps": 99}}, 400, None, "this server drafts at most 3"),
+        ("chat/completions", {"messages": MESSAGES, "speculative": {"enabled": "no"}}, 400, None, "must be true or false"),
+        (
+            "chat/completions",
+            {"messages": MESSAGES, "speculative": {"depth": 3}},
+            400,
+            None,
+            "speculative.depth is not a parameter",
+        ),
         ("completions", {"prompt": ""}, 400, "prompt", "must not be empty"),
         ("completions", {"prompt": [1, 9999]}, 400, None, "outside the vocabulary"),
         ("completions", {"prompt": "a" * 600, "stream": True}, 400, None, "600 tokens, but the context length is 512"),
