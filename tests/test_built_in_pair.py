@@ -21,8 +21,8 @@ def test_it_is_small_and_in_published_layouts(built_in: Path) -> None:
     tensors = load_file(built_in / "eagle3" / "model.safetensors")
     assert {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d", "midlayer.hidden_norm.weight"} <= tensors.keys()
     assert "embed_tokens.weight" not in tensors
-    assert tensors["lm_head.weight"].shape[0] == len(tensors["d2t"]) == int(tensors["t2d"].sum()) == 2048
-    assert json.loads((built_in / "eagle3" / "config.json").read_text())["draft_vocab_size"] == 2048
+    assert tensors["lm_head.weight"].shape[0] == len(tensors["d2t"]) == int(tensors["t2d"].sum()) == 4096
+    assert json.loads((built_in / "eagle3" / "config.json").read_text())["draft_vocab_size"] == 4096
 
 
 def test_the_eagle_head_and_its_map_are_in_published_layouts(built_in: Path) -> None:

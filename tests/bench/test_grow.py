@@ -17,7 +17,7 @@ from eagle_rt.engine.request import SamplingParams
 from eagle_rt.models.spec import read_config
 
 # Every number differs from the built-in pair's, and a head is twice as large.
-SHAPE = GrownShape(320, 800, 20, 5, 64, 12, 5000, 2100)
+SHAPE = GrownShape(320, 800, 20, 5, 64, 12, 5000, 4200)
 PROMPTS = [[1, 4, 300, 301, 302, 5], [1, 4, 900, 17, 5], [1, 4, 2000, 2001, 2002, 2003, 5]]
 
 
@@ -71,7 +71,7 @@ def test_the_files_have_the_shape(grown: Path) -> None:
         assert tensors.get_slice("model.layers.7.mlp.up_proj.weight").get_shape() == [800, 320]
     with safe_open(grown / "eagle3" / "model-00001.safetensors", "pt") as tensors:
         assert tensors.get_slice("midlayer.self_attn.q_proj.weight").get_shape() == [20 * 64, 640]
-        assert tensors.get_slice("lm_head.weight").get_shape() == [2100, 320]
+        assert tensors.get_slice("lm_head.weight").get_shape() == [4200, 320]
 
 
 def test_layers_keep_their_place_between_those_that_feed_the_head() -> None:
@@ -82,5 +82,8 @@ def test_layers_keep_their_place_between_those_that_feed_the_head() -> None:
 
 
 def test_what_does_not_fit_is_refused(built_in: Path, tmp_path: Path) -> None:
+    small = GrownShape(320, 800, 20, 5, 64, 12, 5000, 2100)
+    with pytest.raises(ValueError, match="a head of 4096 draft tokens does not fit into one of 2100"):
+        grow(built_in / "target", built_in / "eagle3", small, tmp_path, torch.float32)
     with pytest.raises(ValueError, match=r"heads .* do not fit"):
-        grow(built_in / "target", built_in / "eagle3", GrownShape(320, 800, 14, 2, 64, 12, 5000, 2100), tmp_path, torch.float32)
+        grow(built_in / "target", built_in / "eagle3", GrownShape(320, 800, 14, 2, 64, 12, 5000, 4200), tmp_path, torch.float32)

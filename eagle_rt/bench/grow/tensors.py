@@ -159,6 +159,8 @@ def grown_head(small: Checkpoint, config: dict[str, Any], shape: GrownShape) -> 
         yield f"midlayer.{name}.weight", grower.norm(f"layers.0.{name}.weight")
     yield "norm.weight", grower.norm("norm.weight", constant=CONSTANT_NORM)
     num_drafts = config.get("draft_vocab_size") or config["vocab_size"]
+    if num_drafts > shape.draft_vocab_size:
+        raise ValueError(f"a head of {num_drafts} draft tokens does not fit into one of {shape.draft_vocab_size}")
     yield "lm_head.weight", grower.output_layer("lm_head.weight", num_drafts, shape.draft_vocab_size)
     offsets = torch.zeros(num_drafts, dtype=torch.int64)
     if "d2t" in small:
