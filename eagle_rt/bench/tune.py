@@ -61,33 +61,21 @@ class Tuned:
     temperature: float
     speeds: dict[Setting, float]
 
-    def best(self, kind: Callable[[Setting], bool]) -> tuple[Setting, float]:
-        return max(((own, speed) for own, speed in self.speeds.items() if kind(own)), key=lambda item: item[1])
+    def best(self, kind: str) -> tuple[Setting, float]:
+        return max(((own, speed) for own, speed in self.speeds.items() if own.kind == kind), key=lambda item: item[1])
 
     def row(self) -> dict[str, Any]:
-        def entry(kind: Callable[[Setting], bool]) -> dict[str, Any]:
+        def entry(kind: str) -> dict[str, Any]:
             setting, speed = self.best(kind)
             return {**asdict(setting.tree), "tokens_per_second": round(speed, 1)}
 
         return {
             "batch_size": self.batch_size,
             "temperature": self.temperature,
-            "none": round(self.best(is_none)[1], 1),
-            "fixed": entry(is_fixed),
-            "adaptive": entry(is_adaptive),
+            "none": round(self.best("none")[1], 1),
+            "fixed": entry("fixed"),
+            "adaptive": entry("adaptive"),
         }
-
-
-def is_none(setting: Setting) -> bool:
-    return setting.tree == NO_SPECULATION
-
-
-def is_fixed(setting: Setting) -> bool:
-    return not setting.is_adaptive and not is_none(setting)
-
-
-def is_adaptive(setting: Setting) -> bool:
-    return setting.is_adaptive
 
 
 class Tuner:
@@ -96,7 +84,7 @@ class Tuner:
     def __init__(self, models: LoadedModels, config: EngineConfig, subject: Subject, workload: Workload, seed: int) -> None:
         longest = max(map(len, workload.prompts)) + max(new_tokens for _, new_tokens, _ in ROUNDS)
         self._models, self._workload, self._seed, self._subject = models, workload, seed, subject
-        self._config = replace(config, context_length=None)
+        self._config = config
         self._tokens_per_request = longest + 2 * max(tree.num_scratch_rows for tree in (*ADAPTIVE_BOUNDS, *fixed_trees()))
         self._tokens_per_request += 2 * config.page_size
         self._costs: StepCosts | None = None
@@ -115,7 +103,7 @@ class Tuner:
             settings += [Setting(batch_size, tree, is_adaptive=True) for tree in ADAPTIVE_BOUNDS]
             for temperature in temperatures:
                 results.append(self._tune(settings, temperature, on_progress))
-        bounds, fixed = overall_best(results, is_adaptive), overall_best(results, is_fixed)
+        bounds, fixed = overall_best(results, "adaptive"), overall_best(results, "fixed")
         weights = self._policies[bounds].estimator.weights.tolist()
         rows = [result.row() for result in results]
         return Profile(self._subject, bounds, fixed, self._costs, weights, rows), results
@@ -141,9 +129,9 @@ class Tuner:
             return statistics.median(measurement.rates)
 
         speeds: dict[Setting, float] = {}
-        for kind in (is_none, is_fixed, is_adaptive):
-            own = [setting for setting in settings if kind(setting)]
-            speeds |= halving(own, measure, len(ROUNDS), KEPT_SHARE, NUM_FINALISTS if kind is is_fixed else len(own))
+        for kind in ("none", "fixed", "adaptive"):
+            own = [setting for setting in settings if setting.kind == kind]
+            speeds |= halving(own, measure, len(ROUNDS), KEPT_SHARE, NUM_FINALISTS if kind == "fixed" else len(own))
         return Tuned(batch_size, temperature, speeds)
 
     def _prompts(self, count: int) -> list[list[int]]:
@@ -151,15 +139,15 @@ class Tuner:
         return [prompts[index % len(prompts)] for index in range(count)]
 
 
-def overall_best(results: list[Tuned], kind: Callable[[Setting], bool]) -> TreeShape:
+def overall_best(results: list[Tuned], kind: str) -> TreeShape:
     """The tree that is best on the whole: with the highest mean of log speeds, against the best of each result. A tree that did not
     reach a last round counts there as somewhat slower than the slowest that did."""
-    trees = list(dict.fromkeys(setting.tree for result in results for setting in result.speeds if kind(setting)))
+    trees = list(dict.fromkeys(setting.tree for result in results for setting in result.speeds if setting.kind == kind))
 
     def merit(tree: TreeShape) -> float:
         total = 0.0
         for result in results:
-            own = {setting.tree: speed for setting, speed in result.speeds.items() if kind(setting)}
+            own = {setting.tree: speed for setting, speed in result.speeds.items() if setting.kind == kind}
             total += math.log(own.get(tree, LATE_SHARE * min(own.values())) / max(own.values()))
         return total
 

@@ -22,7 +22,7 @@ MISSING_ROWS = (1, 3, 32)
 # Steps of one tree in a row, the first of which pays for what is then kept; fewer where a step takes longer than this.
 NUM_REPEATS, NUM_SLOW_REPEATS, SLOW_STEP_S = 8, 3, 0.05
 # Batch sizes between 1 and the largest are measured only while there is time; what lies between is interpolated.
-TIME_LIMIT_S = 3.0
+TIME_LIMIT_S = 1.5
 
 
 class Recorder(FixedPolicy):
@@ -66,7 +66,7 @@ def measured_costs(core: EngineCore) -> StepCosts:
     start = time.perf_counter()
     try:
         for batch_size in sorted({1, *(size for size in BATCH_SIZES if size < largest), largest}):
-            if 1 < batch_size < largest and time.perf_counter() - start > TIME_LIMIT_S / 2:
+            if 1 < batch_size < largest and time.perf_counter() - start > TIME_LIMIT_S:
                 continue
             for tree in trees_to_time(core.runner.tree_shape, batch_size):
                 number, num_repeats = 0, NUM_REPEATS

@@ -128,7 +128,7 @@ class Runner:
         tokens = self._choose_at_ends(batch, output.hidden, chunks).tolist()
         assert output.features is not None
         chosen = iter(tokens)
-        drafting = []
+        reads_along, reading = stepper.policy.reads_along(len(plan.decodes) + len(chunks)), []
         for b, chunk in enumerate(chunks):
             request = chunk.request
             next_token = next(chosen) if chunk.is_last else request.tokens[chunk.stop]
@@ -136,10 +136,10 @@ class Runner:
                 stepper.drafter.rows.begin(request.id, request.num_head_rows, chunk.start)
             if request.bounds:
                 stepper.drafter.rows.add(request.id, output.features[batch.query_starts[b] : batch.query_starts[b + 1]])
-                if not stepper.drafter.rows[request.id].is_lost:
-                    drafting.append(prefilled_sequence(chunk, next_token, self._page_size, self._device))
-        if drafting and stepper.policy.reads_along(len(plan.decodes) + len(chunks)):
-            stepper.drafter.catch_up(drafting)
+                if reads_along and not stepper.drafter.rows[request.id].is_lost:
+                    reading.append(prefilled_sequence(chunk, next_token, self._page_size, self._device))
+        if reading:
+            stepper.drafter.catch_up(reading)
         self.clock.mark("prefill")
         return tokens
 

@@ -19,7 +19,7 @@ from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints, ranks_within_owners
 from eagle_rt.speculate.guard import Guard
-from eagle_rt.speculate.policy import DraftPlan, StepRecord, best_of_each, in_bounds
+from eagle_rt.speculate.policy import DraftPlan, StepRecord, best_of_each, expandable, most_drafts
 from eagle_rt.speculate.sequences import HostSequence
 
 # What the best nodes of a sequence's draft promise before it has drafted.
@@ -220,14 +220,11 @@ class AdaptivePlan:
     def expand(self, candidates: Candidates, first_new: int) -> Ints:
         price = self._price
         assert price
-        numbers = in_bounds(candidates, self._shapes, first_new)
+        numbers = expandable(candidates, self._shapes, first_new)
         owners = candidates.owners[numbers]
         gains = np.exp(candidates.values[numbers]) * self._reach(owners, candidates.depths[numbers]) - price.level_row - price.node
         pays = gains > 0
         numbers, gains = numbers[pays], gains[pays]
-        widths = np.array([shape.top_k if shape else 0 for shape in self._shapes])
-        is_within = ranks_within_owners(candidates.owners[numbers], candidates.values[numbers]) < widths[candidates.owners[numbers]]
-        numbers, gains = numbers[is_within], gains[is_within]
         if len(numbers) == 0:
             return numbers
         num_sequences = len(np.unique(candidates.owners[numbers]))
@@ -238,8 +235,7 @@ class AdaptivePlan:
     def keep(self, candidates: Candidates) -> Ints:
         price = self._price
         assert price
-        limits = np.array([shape.num_draft_tokens - 1 if shape else 0 for shape in self._shapes])
-        numbers = best_of_each(candidates, np.flatnonzero(candidates.scores > -np.inf), limits)
+        numbers = best_of_each(candidates, np.flatnonzero(candidates.scores > -np.inf), most_drafts(self._shapes))
         values = candidates.values[numbers]
         order = np.argsort(-values, kind="stable")
         batch_size = len(self._sequences)

@@ -121,7 +121,6 @@ def fitted_cost(observations: Iterable[Observation]) -> PartCost:
     batch_sizes = np.array([point.batch_size for point in points], dtype=np.float64)
     hats = np.stack([np.interp(rows, knots, unit) for unit in np.eye(len(knots))], axis=1)
     ms = np.array([point.ms for point in points])
-    # A little weight keeps batch and rows apart where they were never measured apart.
     # Relative errors count, so that small steps are met as well as large ones.
     design = np.concatenate((hats, batch_sizes[:, None]), axis=1) / ms[:, None]
     smooth = second_differences(knots, design.shape[1])

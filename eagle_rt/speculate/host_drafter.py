@@ -16,7 +16,7 @@ from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Bools, Candidates, Ints
 from eagle_rt.speculate.head_rows import HeadRowsBook
-from eagle_rt.speculate.policy import DraftPlan
+from eagle_rt.speculate.policy import DraftPlan, top_ks
 from eagle_rt.speculate.sampler import SamplingBatch, coupled_logits
 from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
 from eagle_rt.tree.expand import top_children
@@ -86,8 +86,8 @@ class HostDrafter:
         batch_size, drafters = len(sequences), np.array(plan.drafters)
         own = [sequences[index] for index in plan.drafters]
         num_missing = sum(self.rows[sequence.id].num_waiting for sequence in own)
-        top_ks = np.array([shape.top_k if (shape := sequence.bounds) else 0 for sequence in sequences])
-        wanted = Wanted(sequences, sampling, plan, top_ks, np.array([sequence.num_cached for sequence in sequences]))
+        widths = top_ks([sequence.bounds for sequence in sequences])
+        wanted = Wanted(sequences, sampling, plan, widths, np.array([sequence.num_cached for sequence in sequences]))
         row_of = np.full(batch_size, -1)
         row_of[drafters] = np.arange(len(drafters))
         fed = FedRows(self.catch_up(own), row_of, np.zeros((len(own), 0), dtype=np.bool_))
@@ -157,14 +157,14 @@ class HostDrafter:
         """Of T nodes, or roots, of these owners and numbers: the best children, no more of a sequence's than its top-k."""
         zeros = np.zeros(len(owners))
         depths = parents.depths if parents else zeros.astype(np.int64)
-        top_ks = wanted.top_ks[owners]
-        top_k = int(top_ks.max())
+        widths = wanted.top_ks[owners]
+        top_k = int(widths.max())
         logits = self._logits(states, wanted.sampling, owners, wanted.num_cached[owners] + depths)
         log_probs, draft_tokens = top_children(logits, top_k, self._sharpness)
         above = np.arange(len(owners)).repeat(top_k)
         own, tokens = as_numpy(log_probs).ravel().astype(np.float64), as_numpy(self._target_ids[draft_tokens]).ravel()
-        if top_ks.min() < top_k:
-            is_within = (np.arange(top_k) < top_ks[:, None]).ravel()
+        if widths.min() < top_k:
+            is_within = (np.arange(top_k) < widths[:, None]).ravel()
             above, own, tokens = above[is_within], own[is_within], tokens[is_within]
         scores = own if parents is None else parents.scores[above] + own
         children = Candidates(owners[above], tokens, numbers[above], depths[above] + 1, own, scores, np.empty_like(own))

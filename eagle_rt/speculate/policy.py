@@ -75,6 +75,21 @@ class TreePolicy(Protocol):
         ...
 
 
+def top_ks(shapes: Sequence[TreeShape | None]) -> Ints:
+    """[B] how many nodes of a level each sequence expands, and how many children a node of it has."""
+    return np.array([shape.top_k if shape else 0 for shape in shapes])
+
+
+def most_drafts(shapes: Sequence[TreeShape | None]) -> Ints:
+    """[B] how many nodes besides the root are verified for each sequence."""
+    return np.array([shape.num_draft_tokens - 1 if shape else 0 for shape in shapes])
+
+
+def expandable(candidates: Candidates, shapes: Sequence[TreeShape | None], first_new: int) -> Ints:
+    """The best of the newest candidates of each sequence, as many as its bounds allow."""
+    return best_of_each(candidates, in_bounds(candidates, shapes, first_new), top_ks(shapes))
+
+
 def in_bounds(candidates: Candidates, shapes: Sequence[TreeShape | None], first_new: int) -> Ints:
     """The newest candidates whose sequences allow another level under them."""
     owners = candidates.owners[first_new:]
@@ -122,12 +137,10 @@ class FixedPlan:
         return deeper.scores
 
     def expand(self, candidates: Candidates, first_new: int) -> Ints:
-        widths = np.array([shape.top_k if shape else 0 for shape in self._shapes])
-        return best_of_each(candidates, in_bounds(candidates, self._shapes, first_new), widths)
+        return expandable(candidates, self._shapes, first_new)
 
     def keep(self, candidates: Candidates) -> Ints:
-        limits = np.array([shape.num_draft_tokens - 1 if shape else 0 for shape in self._shapes])
-        return best_of_each(candidates, np.flatnonzero(candidates.scores > -np.inf), limits)
+        return best_of_each(candidates, np.flatnonzero(candidates.scores > -np.inf), most_drafts(self._shapes))
 
     def learn(self, record: StepRecord) -> None:
         pass

@@ -7,7 +7,7 @@ import pytest
 import bench_speculative
 from eagle_rt.bench import tune
 from eagle_rt.bench.sweep import Setting
-from eagle_rt.bench.tune import Tuned, fixed_trees, halving, is_fixed, overall_best
+from eagle_rt.bench.tune import Tuned, fixed_trees, halving, overall_best
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
 
@@ -39,7 +39,7 @@ def test_every_tree_can_be_drafted() -> None:
 def test_the_tree_that_is_best_on_the_whole() -> None:
     one, two, three = (Setting(1, TreeShape(steps, 1, steps + 1)) for steps in (1, 2, 3))
     results = [Tuned(1, 0.0, {one: 100.0, two: 95.0}), Tuned(1, 1.0, {one: 50.0, two: 98.0, three: 100.0})]
-    assert overall_best(results, is_fixed) == two.tree
+    assert overall_best(results, "fixed") == two.tree
 
 
 def test_tuning_end_to_end(
