@@ -170,6 +170,20 @@ def test_pages_without_the_heads_rows_are_of_no_use_to_who_drafts(target_dir: Pa
     assert core.metrics.num_draft_tokens > drafted
 
 
+def test_a_head_that_cannot_catch_up_does_not_draft(target_dir: Path, head_dir: Path) -> None:
+    """The features of pages that were found in the cache without the head's rows are gone."""
+    prompt, settings = random_prompts(1, seed=8, longest=59)[0] + [9] * 30, SamplingParams(temperature=0, max_new_tokens=8)
+    core = with_policy(make_core(target_dir, head_dir, TREE, page_size=4), FixedPolicy(0))
+    run(core, [prompt], settings)
+    core.submit("again", prompt, settings)
+    core.step()
+    with_policy(core, FixedPolicy(None))
+    while core.has_work:
+        core.step()
+    assert core.metrics.num_cached_prompt_tokens > 0
+    assert core.metrics.num_draft_tokens == 0
+
+
 def test_drafts_that_cannot_pay_are_not_made(target_dir: Path, head_dir: Path) -> None:
     prompts, settings = random_prompts(2, seed=1), SamplingParams(temperature=0, max_new_tokens=100, ignore_eos=True)
     core = with_policy(make_core(target_dir, head_dir, TREE), adaptive(costs(start=50.0, level=50.0, node=20.0)))
