@@ -52,6 +52,7 @@ class EngineCore:
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request now; None if it has already ended."""
         request = self.scheduler.abort(request_id)
+        self.metrics.num_aborted += request is not None
         self.runner.forget(request_id)
         return TokenEvent(request.id, [], request.stats, request.finish_reason) if request else None
 

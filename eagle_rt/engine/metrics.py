@@ -28,6 +28,7 @@ class EngineMetrics:
     num_cached_prompt_tokens: int = 0
     num_generated_tokens: int = 0
     num_finished: int = 0
+    num_aborted: int = 0
     num_preemptions: int = 0
     num_running: int = 0
     num_waiting: int = 0

@@ -32,7 +32,8 @@ class EngineCollector(Collector):
             "prompt_tokens": ("Prompt tokens processed.", metrics.num_prompt_tokens),
             "cached_prompt_tokens": ("Prompt tokens found in the prefix cache.", metrics.num_cached_prompt_tokens),
             "generation_tokens": ("Tokens generated.", metrics.num_generated_tokens),
-            "requests_finished": ("Requests that ended.", metrics.num_finished),
+            "requests_finished": ("Requests that ended by themselves.", metrics.num_finished),
+            "requests_aborted": ("Requests that were given up, by their clients as a rule.", metrics.num_aborted),
             "preemptions": ("Requests put back in line for want of cache.", metrics.num_preemptions),
         }
         for name, (text, value) in counters.items():
