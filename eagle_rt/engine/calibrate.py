@@ -1,7 +1,9 @@
 """Measuring at start what the parts of a step cost here."""
 
 import random
+import statistics
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -19,10 +21,11 @@ BATCH_SIZES = (4, 16)
 CONTEXT = 64
 # Rows that a head has to read before it drafts: after a step, and after a pause.
 MISSING_ROWS = (1, 3, 32)
-# Steps of one tree in a row, the first of which pays for what is then kept; fewer where a step takes longer than this.
-NUM_REPEATS, NUM_SLOW_REPEATS, SLOW_STEP_S = 8, 3, 0.05
+# Rounds of one step of every tree, the first of which pays for what is then kept; and how long one batch size may take beyond the
+# least number of rounds. A machine that is slow for a while is then slow for every tree.
+MOST_ROUNDS, LEAST_ROUNDS, ROUNDS_S = 10, 4, 1.0
 # Batch sizes between 1 and the largest are measured only while there is time; what lies between is interpolated.
-TIME_LIMIT_S = 1.5
+TIME_LIMIT_S = 3.0
 
 
 class Recorder(FixedPolicy):
@@ -42,19 +45,18 @@ class Recorder(FixedPolicy):
 
 
 def trees_to_time(bounds: TreeShape, batch_size: int) -> list[TreeShape | None]:
-    """None, and trees of few and of many nodes, of narrow and of wide levels; of large batches only the extremes."""
+    """None, and trees of few and of many nodes, of narrow and of wide levels; of large batches only small ones."""
     steps, top_k, num_tokens = min(3, bounds.num_steps), bounds.top_k, bounds.num_draft_tokens
     most = min(num_tokens, num_tree_nodes(steps, top_k))
-    trees: list[TreeShape | None] = [None, TreeShape(1, 1, 2), TreeShape(steps, top_k, most)]
-    if batch_size <= max(BATCH_SIZES):
-        trees += [TreeShape(steps, 1, steps + 1), TreeShape(steps, top_k, min(most, 8)), TreeShape(steps, top_k, min(most, 16))]
+    trees: list[TreeShape | None] = [None, TreeShape(1, 1, 2), TreeShape(steps, 1, steps + 1), TreeShape(steps, top_k, min(most, 8))]
+    if batch_size <= min(BATCH_SIZES):
+        trees += [TreeShape(steps, top_k, min(most, 16)), TreeShape(steps, top_k, most)]
     return list(dict.fromkeys(trees))
 
 
 @torch.inference_mode()
 def measured_costs(core: EngineCore) -> StepCosts:
-    """Time steps of made-up texts over an engine that is not serving yet: the least of a few, which other programs disturb
-    least."""
+    """Time steps of made-up texts over an engine that is not serving yet: the median of a few."""
     stepper = core.runner.host_stepper
     assert stepper
     policy, recorder = stepper.policy, Recorder()
@@ -62,27 +64,24 @@ def measured_costs(core: EngineCore) -> StepCosts:
     limits = core.scheduler.limits
     rows_each = CONTEXT + limits.num_scratch + limits.page_size
     largest = max(1, min(limits.max_running, limits.num_pages * limits.page_size // rows_each))
-    least: dict[tuple[str, int, int], float] = {}
+    seen: dict[tuple[str, int, int], list[float]] = defaultdict(list)
     start = time.perf_counter()
     try:
         for batch_size in sorted({1, *(size for size in BATCH_SIZES if size < largest), largest}):
             if 1 < batch_size < largest and time.perf_counter() - start > TIME_LIMIT_S:
                 continue
-            for tree in trees_to_time(core.runner.tree_shape, batch_size):
-                number, num_repeats = 0, NUM_REPEATS
-                while number < num_repeats:
-                    recorder.observations.clear()
-                    step_start = time.perf_counter()
+            size_start = time.perf_counter()
+            for number in range(MOST_ROUNDS):
+                if number >= LEAST_ROUNDS and time.perf_counter() - size_start > ROUNDS_S:
+                    break
+                recorder.observations.clear()
+                for tree in trees_to_time(core.runner.tree_shape, batch_size):
                     run_step(stepper, core, batch_size, tree, num_missing=MISSING_ROWS[number % len(MISSING_ROWS)])
-                    if time.perf_counter() - step_start > SLOW_STEP_S:
-                        num_repeats = NUM_SLOW_REPEATS
-                    for seen in recorder.observations if number else []:
-                        key = (seen.part, seen.batch_size, seen.num_rows)
-                        least[key] = min(seen.ms, least.get(key, seen.ms))
-                    number += 1
+                for one in recorder.observations if number else []:
+                    seen[one.part, one.batch_size, one.num_rows].append(one.ms)
     finally:
         stepper.policy = policy
-    return fitted_costs([Observation(*key, ms) for key, ms in least.items()])
+    return fitted_costs([Observation(*key, statistics.median(times)) for key, times in seen.items()])
 
 
 def run_step(stepper: HostStepper, core: EngineCore, batch_size: int, tree: TreeShape | None, num_missing: int) -> None:

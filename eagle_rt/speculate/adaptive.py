@@ -22,17 +22,21 @@ from eagle_rt.speculate.guard import Guard
 from eagle_rt.speculate.policy import DraftPlan, StepRecord, best_of_each, expandable, most_drafts
 from eagle_rt.speculate.sequences import HostSequence
 
-# What the best nodes of a sequence's draft promise before it has drafted.
-FIRST_PROMISES = np.array([0.75, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05])
-PROMISE_RATE, COMMON_RATE, TRY_RATE = 0.15, 0.015, 0.5
-RATE_MEMORY = 0.97
+# What the best nodes of a draft promise, best first, before any was made: some drafts promise much and some little.
+FIRST_PROMISES = np.array([0.15, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98])[:, None] ** np.arange(1, 9)
+# How many drafts of a sequence are remembered, and how many of all; a try after a pause counts as several.
+NUM_OWN, NUM_COMMON, NUM_OF_A_TRY = 8, 128, 4
+# Speeds over plain decoding: of how many plain steps the first one is a mean, and how much of them is remembered.
+FIRST_STEPS, SPEED_MEMORY = 8.0, 0.95
 USES_OF_A_PRICE = 16
+# The rows of a typical step with drafts.
+ROWS_OF_A_SEQUENCE, MORE_ROWS = 4.0, 8.0
 # The costs of steps without drafts are looked at now and then only, since those steps are short.
 PLAIN_STEPS_A_CORRECTION = 4
 # After a step in which nothing was worth drafting, so many more go without asking.
 RESTING_STEPS = 3
-# Of the chance that one of a node's children is accepted if the node is.
-REACH_RATE, FIRST_REACH = 0.02, 0.7
+# Of the chances that a node's children are accepted if the node is: its best, its second best, and so on.
+CHILD_RATE, FIRST_CHILDREN = 0.05, (0.6, 0.15, 0.05)
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
 # Over so many steps the price of reading what a head has missed is spread.
 STEPS_AFTER_CATCHING_UP = 64
@@ -42,28 +46,45 @@ MOST_ROWS_OF_A_STEP = 12
 TRY_SHARE, FIRST_WAIT, LONGEST_WAIT = 0.01, 16, 512
 
 
-class DraftHistory:
-    """What a sequence's drafts have promised so far: expected acceptance of the best nodes, best first."""
+class Promises:
+    """What the latest drafts have promised: [N, P] expected acceptance of their P best nodes, best first.
 
-    def __init__(self, promises: Floats) -> None:
-        self.promises = promises.copy()
+    Each for itself, since a draft is an option: it is worth the mean of what its nodes are worth, not what its mean nodes are.
+    """
+
+    def __init__(self, begin: Floats) -> None:
+        self.latest = begin.copy()
+        self._next = 0
+
+    def add(self, promises: Floats, times: int = 1) -> None:
+        for _ in range(times):
+            self.latest[self._next] = promises
+            self._next = (self._next + 1) % len(self.latest)
+
+
+class DraftHistory:
+    """What is known of a sequence's drafts."""
+
+    def __init__(self, promises: Promises) -> None:
+        self.promises = promises
         self.correction = 0.0
         self.num_idle, self.wait = 0, FIRST_WAIT
 
 
-class Rate:
-    """Tokens per millisecond of one batch size, as a moving mean that begins at what plain decoding would gain."""
+class Speed:
+    """Of the steps of similar batches over that of plain decoding, as a moving mean."""
 
-    def __init__(self, tokens: float, ms: float) -> None:
-        self._tokens, self._ms = tokens, ms
+    def __init__(self, begin: float) -> None:
+        self._gained, self._plain = begin * FIRST_STEPS, FIRST_STEPS
 
-    def add(self, tokens: float, ms: float) -> None:
-        self._tokens = RATE_MEMORY * self._tokens + tokens
-        self._ms = RATE_MEMORY * self._ms + ms
+    def add(self, gained: float, plain: float) -> None:
+        """A step gained so many tokens a sequence, where plain decoding would have gained the others in its time."""
+        self._gained = SPEED_MEMORY * self._gained + gained
+        self._plain = SPEED_MEMORY * self._plain + plain
 
     @property
     def value(self) -> float:
-        return self._tokens / self._ms
+        return self._gained / self._plain
 
 
 class AdaptivePolicy:
@@ -75,25 +96,27 @@ class AdaptivePolicy:
         self.allowance_ms, self.num_steps, self.num_resting = 0.0, 0, 0
         self._max_batch_size = max_batch_size
         self._histories: dict[str, DraftHistory] = {}
-        self._rates: dict[tuple[int, bool], Rate] = {}
+        self._speeds: dict[tuple[int, bool], Speed] = {}
         self._guards: dict[tuple[int, int, bool], Guard] = {}
         self._prices: dict[tuple[int, int, bool], Price] = {}
-        self._common = {False: DraftHistory(FIRST_PROMISES), True: DraftHistory(FIRST_PROMISES)}
-        self.reach = {is_sampled: np.full(estimator.max_depth + 2, FIRST_REACH) for is_sampled in (False, True)}
+        first = FIRST_PROMISES.repeat(NUM_COMMON // len(FIRST_PROMISES), axis=0)
+        self._common = {is_sampled: Promises(first) for is_sampled in (False, True)}
+        # [2, D, R] for greedy and for sampled sequences, below a node of depth d, of its child of rank r.
+        self.children = np.tile(np.array(FIRST_CHILDREN), (2, estimator.max_depth + 1, 1))
 
     def wants_drafts(self, batch_size: int) -> bool:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
             return False
         batch_size = max(1, batch_size)
         price = self.price(Conditions(batch_size, 64, is_sampled=False))
-        return any(self.pays(price, common.promises) for common in self._common.values())
+        return any(self.pays(price, common.latest) for common in self._common.values())
 
     def guard(self, conditions: Conditions) -> Guard:
         return self._guards.setdefault(conditions.bucket, Guard())
 
     def pays(self, price: "Price", promises: Floats) -> bool:
         """Whether it would pay to draft for a whole batch of sequences of such promise."""
-        return bool(price.batch_size * price.utility(promises) > price.starts[-1])
+        return bool(price.batch_size * price.utility(promises).mean() > price.starts[-1])
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         is_allowed = self._max_batch_size is None or len(sequences) <= self._max_batch_size
@@ -108,19 +131,24 @@ class AdaptivePolicy:
     def history(self, sequence: HostSequence) -> DraftHistory:
         history = self._histories.get(sequence.id)
         if history is None:
-            history = self._histories[sequence.id] = DraftHistory(self.common(sequence).promises)
+            like_it = self.common(sequence).latest[:: NUM_COMMON // NUM_OWN]
+            history = self._histories[sequence.id] = DraftHistory(Promises(like_it))
         return history
 
-    def common(self, sequence: HostSequence) -> DraftHistory:
+    def common(self, sequence: HostSequence) -> Promises:
         """What drafts have promised lately for sequences like this one."""
         return self._common[sequence.temperature > 0]
 
-    def rate(self, conditions: Conditions) -> Rate:
-        key = conditions.batch_size, conditions.is_sampled
-        if key not in self._rates:
-            ms = float(self.costs.ms("verify", conditions.batch_size, conditions.batch_size, conditions))
-            self._rates[key] = Rate(8.0 * conditions.batch_size, 8.0 * ms)
-        return self._rates[key]
+    def plain_ms(self, conditions: Conditions) -> float:
+        return float(self.costs.ms("verify", conditions.batch_size, conditions.batch_size, conditions))
+
+    def speed(self, conditions: Conditions) -> Speed:
+        """Of batches of about this size; it begins at that of the most similar ones."""
+        size, is_sampled = conditions.batch_size.bit_length(), conditions.is_sampled
+        if (size, is_sampled) not in self._speeds:
+            known = sorted(self._speeds, key=lambda other: (other[1] != is_sampled, abs(other[0] - size)))
+            self._speeds[size, is_sampled] = Speed(self._speeds[known[0]].value if known else 1.0)
+        return self._speeds[size, is_sampled]
 
     def price(self, conditions: Conditions) -> "Price":
         """Worked out anew every few steps."""
@@ -137,12 +165,14 @@ class Price:
 
     def __init__(self, policy: AdaptivePolicy, conditions: Conditions) -> None:
         batch_size = conditions.batch_size
-        rows = np.array([batch_size, 2.0 * batch_size])
+        # What one more row costs is a mean over as many as a step has: that of the very next one would be lost in noise.
+        rows = np.array([batch_size, ROWS_OF_A_SEQUENCE * batch_size + MORE_ROWS])
+        num_more = rows[1] - rows[0]
         verify, level = (policy.costs.ms(part, batch_size, rows, conditions).tolist() for part in ("verify", "level"))
         # No tree is worth less than plain decoding.
-        self.rate = max(policy.rate(conditions).value, batch_size / verify[0])
-        self.node = self.rate * (verify[1] - verify[0]) / batch_size
-        self.level_row = self.rate * (level[1] - level[0]) / batch_size
+        self.rate = max(1.0, policy.speed(conditions).value) * batch_size / verify[0]
+        self.node = self.rate * (verify[1] - verify[0]) / num_more
+        self.level_row = self.rate * (level[1] - level[0]) / num_more
         self.level_sequence = self.rate * level[0] / batch_size
         self.batch_size, self.num_uses = batch_size, 0
         # Of the first level of 0, 1, ... sequences; and of a row that the head has missed.
@@ -182,6 +212,7 @@ class AdaptivePlan:
                 self.drafters = []
         if self.drafters:
             self._temperatures = np.array([sequence.temperature for sequence in sequences])
+            self._is_sampled = (self._temperatures > 0).astype(np.int64)
             self._corrections = np.zeros(len(sequences))
             for index in self.drafters:
                 self._corrections[index] = policy.history(sequences[index]).correction
@@ -194,9 +225,9 @@ class AdaptivePlan:
         if policy.num_resting:
             policy.num_resting -= 1
             return []
-        promises = np.array([policy.history(sequences[index]).promises for index in indices])
+        promises = np.array([policy.history(sequences[index]).promises.latest for index in indices])
         missing = np.array([num_missing[index] for index in indices])
-        utilities = price.utility(promises) - price.missed_row * np.maximum(0, missing - 1) / STEPS_AFTER_CATCHING_UP
+        utilities = price.utility(promises).mean(axis=1) - price.missed_row * np.maximum(0, missing - 1) / STEPS_AFTER_CATCHING_UP
         order = np.argsort(-utilities, kind="stable")
         worth = np.concatenate(([0.0], utilities[order].cumsum())) - price.starts[: len(indices) + 1]
         drafters = [indices[place] for place in order[: int(worth.argmax())].tolist()]
@@ -214,15 +245,19 @@ class AdaptivePlan:
     def values(self, deeper: Candidates, parent_values: Floats) -> Floats:
         estimator, owners = self._policy.estimator, deeper.owners
         inputs = estimator.inputs(deeper.log_probs, deeper.parent_scores, deeper.depths, self._temperatures[owners])
-        values = parent_values + estimator.log_probabilities(inputs, self._corrections[owners])
-        return np.where(deeper.scores > -np.inf, values, -np.inf)
+        own = estimator.log_probabilities(inputs, self._corrections[owners])
+        values = np.where(deeper.scores > -np.inf, parent_values + own, -np.inf)
+        self._learn_children(deeper, parent_values, values)
+        return values
 
     def expand(self, candidates: Candidates, first_new: int) -> Ints:
         price = self._price
         assert price
         numbers = expandable(candidates, self._shapes, first_new)
         owners = candidates.owners[numbers]
-        gains = np.exp(candidates.values[numbers]) * self._reach(owners, candidates.depths[numbers]) - price.level_row - price.node
+        below = self._policy.children[self._is_sampled[owners], candidates.depths[numbers]]
+        chances = np.exp(candidates.values[numbers])[:, None] * below
+        gains = np.maximum(0.0, chances - price.node).sum(axis=1) - price.level_row
         pays = gains > 0
         numbers, gains = numbers[pays], gains[pays]
         if len(numbers) == 0:
@@ -252,7 +287,8 @@ class AdaptivePlan:
             if corrects:
                 policy.costs.correct(part, self._conditions)
             total_ms += part.ms
-        policy.rate(self._conditions).add(record.num_gained, total_ms)
+        gained = record.num_gained / len(self._sequences)
+        policy.speed(self._conditions).add(gained, total_ms / policy.plain_ms(self._conditions))
         # A prompt that is read once says nothing about the steps to come.
         reads_prompts = any(part.part == "start" and part.num_rows > MOST_ROWS_OF_A_STEP * part.batch_size for part in record.parts)
         if any(self._shapes) and not reads_prompts:
@@ -277,34 +313,32 @@ class AdaptivePlan:
             history, common = policy.history(sequence), policy.common(sequence)
             correction = CORRECTION_DECAY * history.correction + CORRECTION_STEP * surprise[index]
             history.correction = min(MAX_CORRECTION, max(-MAX_CORRECTION, correction))
-            # A try that follows a long wait says more than what was known before it.
-            history.promises += (TRY_RATE if history.num_idle else PROMISE_RATE) * (promises[index] - history.promises)
-            common.promises += COMMON_RATE * (promises[index] - common.promises)
+            history.promises.add(promises[index], times=NUM_OF_A_TRY if history.num_idle else 1)
+            common.add(promises[index])
             if history.num_idle:
-                has_failed = self._price is None or not policy.pays(self._price, history.promises)
+                has_failed = self._price is None or not policy.pays(self._price, history.promises.latest)
                 history.wait = min(LONGEST_WAIT, 2 * history.wait) if has_failed else FIRST_WAIT
                 history.num_idle = 0
-        self._learn_reach(kept, parents, labels)
 
     def _promises(self, candidates: Candidates) -> Floats:
         """[B, P] the probabilities of each sequence's best nodes, best first."""
-        promises = np.zeros((len(self._sequences), len(FIRST_PROMISES)))
+        promises = np.zeros((len(self._sequences), FIRST_PROMISES.shape[1]))
         ranks = ranks_within_owners(candidates.owners, candidates.values)
         best = ranks < promises.shape[1]
         promises[candidates.owners[best], ranks[best]] = np.exp(candidates.values[best])
         return promises
 
-    def _learn_reach(self, kept: Candidates, parents: Ints, labels: Floats) -> None:
-        """Of the nodes that were accepted and had children verified: how often one of those was accepted."""
-        accepted = np.flatnonzero(labels > 0)
-        went_on = set(parents[accepted].tolist())
-        was_asked = set(parents.tolist())
-        for node in accepted.tolist():
-            if node in was_asked:
-                reach = self._policy.reach[self._sequences[int(kept.owners[node])].temperature > 0]
-                depth = int(kept.depths[node])
-                reach[depth] += REACH_RATE * ((node in went_on) - reach[depth])
-
-    def _reach(self, owners: Ints, depths: Ints) -> Floats:
-        reach = np.stack((self._policy.reach[False], self._policy.reach[True]))
-        return reach[(self._temperatures[owners] > 0).astype(np.int64), np.minimum(depths, reach.shape[1] - 1)]
+    def _learn_children(self, deeper: Candidates, parent_values: Floats, values: Floats) -> None:
+        """What the children of one level promise, by their rank; those of likely parents count most."""
+        table = self._policy.children
+        numbers = np.arange(len(deeper))
+        is_first = np.ones(len(deeper), dtype=np.bool_)
+        is_first[1:] = (np.diff(deeper.owners) != 0) | (np.diff(deeper.parents) != 0)
+        ranks = numbers - np.maximum.accumulate(np.where(is_first, numbers, 0))
+        kinds, num_ranks = self._is_sampled[deeper.owners], table.shape[2]
+        is_known = ranks < num_ranks
+        places = (kinds * num_ranks + ranks)[is_known]
+        met = np.bincount(places, np.exp(values[is_known]), 2 * num_ranks).reshape(2, num_ranks)
+        asked = np.bincount(kinds[is_first], np.exp(parent_values[is_first]), 2)[:, None]
+        below = table[:, int(deeper.depths[0]) - 1]
+        below += CHILD_RATE * (np.divide(met, asked, out=below.copy(), where=asked > 0) - below)

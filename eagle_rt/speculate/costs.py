@@ -11,10 +11,9 @@ from eagle_rt.speculate.forest import Floats
 
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
 PARTS = ("start", "level", "verify")
-# A correction is the mean of the first few measurements, and then moves by this share.
-CORRECTION_RATE = 0.1
-# One measurement counts as no more than so many times what was expected.
-LARGEST_SURPRISE = 4.0
+# Corrections remember some 1 / (1 - CORRECTION_MEMORY) measurements; those of one number of rows are held to all of them by so
+# many. One measurement counts as no more than LARGEST_SURPRISE times what was expected.
+CORRECTION_MEMORY, HELD_BY, LARGEST_SURPRISE = 0.98, 8.0, 4.0
 NUM_ROW_BUCKETS = 14
 
 
@@ -42,28 +41,39 @@ class Conditions:
         return self.batch_size.bit_length(), int(self.context).bit_length(), self.is_sampled
 
 
-@dataclass
 class Correction:
-    """The moving ratio of measured to predicted by the number of rows, as a power of two; `counts` of the measurements."""
+    """The ratio of measured to predicted, by the number of rows as a power of two.
 
-    ratios: Floats
-    counts: Floats = field(default_factory=lambda: np.zeros(NUM_ROW_BUCKETS))
+    Timing is noisy, and what one more row costs is a small difference of such ratios: those of one number of rows are believed
+    only as far as there are many of them, and are forgotten where no more come. `log_ratio` is what it begins at.
+    """
+
+    def __init__(self, log_ratio: float) -> None:
+        self._weights, self._sums = np.zeros(NUM_ROW_BUCKETS), np.zeros(NUM_ROW_BUCKETS)
+        self._log_ratio = log_ratio
+
+    @property
+    def common(self) -> float:
+        """The log of the ratio over all numbers of rows."""
+        return float(self._log_ratio + self._sums.sum()) / float(1.0 + self._weights.sum())
 
     def at(self, num_rows: Floats) -> Floats:
-        """Interpolated between the row numbers that were measured; 1 or what it was begun with before any was."""
-        known = np.flatnonzero(self.counts)
+        """Interpolated between the row numbers that were measured."""
+        known = np.flatnonzero(self._weights)
         if len(known) == 0:
-            return np.full_like(num_rows, self.ratios[0])
-        return np.interp(np.log2(np.maximum(num_rows, 1.0)), known, self.ratios[known])
+            return np.full_like(num_rows, math.exp(self.common))
+        logs = (self._sums[known] + HELD_BY * self.common) / (self._weights[known] + HELD_BY)
+        return np.exp(np.interp(np.log2(np.maximum(num_rows, 1.0)), known, logs))
 
     def move(self, num_rows: int, ratio: float) -> None:
+        expected = math.log(self.at(np.array([float(num_rows)]))[0])
+        most = math.log(LARGEST_SURPRISE)
+        surprise = min(most, max(-most, math.log(max(ratio, 1e-9)) - expected))
         place = min(NUM_ROW_BUCKETS - 1, round(math.log2(max(num_rows, 1))))
-        if self.counts[place] == 0:
-            self.ratios[place] = self.at(np.array([float(num_rows)]))[0]
-        self.counts[place] += 1
-        rate = max(CORRECTION_RATE, 1 / (1 + self.counts[place]))
-        surprise = min(LARGEST_SURPRISE, max(1 / LARGEST_SURPRISE, ratio / self.ratios[place]))
-        self.ratios[place] *= 1 + rate * (surprise - 1)
+        self._weights *= CORRECTION_MEMORY
+        self._sums *= CORRECTION_MEMORY
+        self._weights[place] += 1
+        self._sums[place] += expected + surprise
 
 
 @dataclass
@@ -96,8 +106,7 @@ class PartCost:
         correction = self.corrections.get(conditions.bucket)
         if correction is None:
             nearest = self._nearest(conditions)
-            begin = float(np.mean(nearest.ratios[nearest.counts > 0])) if nearest else 1.0
-            correction = self.corrections[conditions.bucket] = Correction(np.full(NUM_ROW_BUCKETS, begin))
+            correction = self.corrections[conditions.bucket] = Correction(nearest.common if nearest else 0.0)
         expected = float(self.uncorrected(observation.batch_size, np.asarray(float(observation.num_rows))))
         correction.move(observation.num_rows, observation.ms / max(expected, 1e-6))
 
