@@ -15,6 +15,7 @@ from eagle_rt.engine.runner import Runner
 from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits
 from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.models.spec import LayerShape, ModelSpec
+from eagle_rt.speculate.acceptance import SHARPNESS
 from eagle_rt.speculate.drafter import TreeDrafter
 from eagle_rt.speculate.host_drafter import HostDrafter
 from eagle_rt.speculate.host_step import HostStepper
@@ -72,8 +73,7 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
                 drafter.head,
                 drafter.pool,
                 backend,
-                # Where acceptance is estimated, the estimate scores the drafts.
-                sharpness=1.0 if config.sizes_trees else config.speculative_score_sharpness,
+                sharpness=SHARPNESS if config.sizes_trees else config.speculative_score_sharpness,
                 couples=config.speculative_coupling == "auto",
             ),
             FixedPolicy(config.speculative_disable_by_batch_size),

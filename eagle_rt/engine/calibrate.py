@@ -48,9 +48,9 @@ def trees_to_time(bounds: TreeShape, batch_size: int) -> list[TreeShape | None]:
     """None, and trees of few and of many nodes, of narrow and of wide levels; of large batches only small ones."""
     steps, top_k, num_tokens = min(3, bounds.num_steps), bounds.top_k, bounds.num_draft_tokens
     most = min(num_tokens, num_tree_nodes(steps, top_k))
-    trees: list[TreeShape | None] = [None, TreeShape(1, 1, 2), TreeShape(steps, 1, steps + 1), TreeShape(steps, top_k, min(most, 8))]
-    if batch_size <= min(BATCH_SIZES):
-        trees += [TreeShape(steps, top_k, min(most, 16)), TreeShape(steps, top_k, most)]
+    nodes = (8, 16, most) if batch_size <= min(BATCH_SIZES) else (8,)
+    trees: list[TreeShape | None] = [None, TreeShape(1, 1, 2), TreeShape(steps, 1, steps + 1)]
+    trees += [TreeShape(steps, top_k, min(most, count)) for count in nodes]
     return list(dict.fromkeys(trees))
 
 

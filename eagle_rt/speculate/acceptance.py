@@ -9,15 +9,18 @@ from eagle_rt.speculate.forest import Floats, Ints
 # Observations between two fits, and how many of the latest a fit looks at.
 FIT_EVERY = 256
 NUM_REMEMBERED = 4096
+# The head's logits are multiplied by this before they become log-probabilities: those say more about what will be accepted
+# (see docs/benchmarks.md) than its own ones.
+SHARPNESS = 2.0
 # How strongly a fit is held to the weights of the cold start, in observations.
 PRIOR_STRENGTH = 8.0
 NUM_NEWTON_STEPS = 3
 NUM_BINS = 10
 # Beyond these, more confidence of the head says nothing more.
 MAX_LOGIT, MAX_TEMPERATURE, MIN_SCORE = 12.0, 2.0, -20.0
-NUM_SHARED = 4
-# Fitted to 11,000 nodes that the built-in EAGLE-3 head drafted for the built-in prompts at temperatures from 0 to 1.3.
-DEFAULT_WEIGHTS = [0.80, 0.25, -0.27, 0.56, 0.19, -0.06, -0.18, -0.30, -0.48]
+NUM_SHARED = 6
+# Fitted to 8,800 nodes that the built-in EAGLE-3 head drafted for the built-in prompts at temperatures from 0 to 1.3.
+DEFAULT_WEIGHTS = [1.0, 0.19, 0.5, 0.0, -0.77, 0.37, 0.01, 0.09, 0.18, 0.07, 0.10, 0.15]
 
 
 @dataclass
@@ -55,8 +58,9 @@ class Calibration:
 class AcceptanceEstimator:
     """P(the target chooses a node | it chose the node's parent): a logistic function of what the head gave.
 
-    Its inputs are the logit of the head's probability (of the perturbed one, for coupled drafts), the same times the temperature,
-    the log-probability of the path above, the temperature, and a bias for each depth. The weights begin as those of a cold start,
+    Its inputs are the logit of the head's probability (of the perturbed one, for coupled drafts), with a weight for greedy and one
+    for sampled sequences, the same times the temperature, the log-probability of the path above, whether the sequence is sampled
+    and at which temperature, and a bias for each depth. The weights begin as those of a cold start,
     by default at the head's own word, and are fitted to the latest observations by Newton's method, held to where they began as
     by a few observations. A path is accepted with the product of its nodes' probabilities.
     """
@@ -78,10 +82,13 @@ class AcceptanceEstimator:
         logits = (log_probs - np.log(-np.expm1(log_probs))).clip(-MAX_LOGIT, MAX_LOGIT)
         temperatures = np.minimum(temperatures, MAX_TEMPERATURE)
         inputs = np.zeros((len(logits), len(self.weights)))
-        inputs[:, 0] = logits
-        inputs[:, 1] = logits * temperatures
-        inputs[:, 2] = np.maximum(parent_scores, MIN_SCORE)
-        inputs[:, 3] = temperatures
+        is_sampled = temperatures > 0
+        inputs[:, 0] = np.where(is_sampled, 0.0, logits)
+        inputs[:, 1] = np.where(is_sampled, logits, 0.0)
+        inputs[:, 2] = logits * temperatures
+        inputs[:, 3] = np.maximum(parent_scores, MIN_SCORE)
+        inputs[:, 4] = is_sampled
+        inputs[:, 5] = temperatures
         inputs[np.arange(len(logits)), NUM_SHARED - 1 + np.minimum(depths, self.max_depth)] = 1.0
         return inputs
 

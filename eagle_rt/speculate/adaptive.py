@@ -23,7 +23,7 @@ from eagle_rt.speculate.policy import DraftPlan, StepRecord, best_of_each, expan
 from eagle_rt.speculate.sequences import HostSequence
 
 # What the best nodes of a draft promise, best first, before any was made: some drafts promise much and some little.
-FIRST_PROMISES = np.array([0.15, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98])[:, None] ** np.arange(1, 9)
+FIRST_PROMISES = np.array([0.15, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98])[:, None] ** np.arange(1.0, 9.0)
 # How many drafts of a sequence are remembered, and how many of all; a try after a pause counts as several.
 NUM_OWN, NUM_COMMON, NUM_OF_A_TRY = 8, 128, 4
 # Speeds over plain decoding: of how many plain steps the first one is a mean, and how much of them is remembered.

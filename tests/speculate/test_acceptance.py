@@ -34,9 +34,9 @@ def test_it_begins_where_it_is_told_to() -> None:
     cold = AcceptanceEstimator(3, [1.0, 0.0, 0.0, 0.0, 0.0])
     assert np.allclose(cold.log_probabilities(cold.inputs(log_probs, *inputs_of), np.zeros(3)), log_probs)
     # A profile may have been made with shallower trees, or with deeper ones.
-    for weights in ([0.5, 0.0, 0.1, 0.0, -1.0], [0.5, 0.0, 0.1, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0]):
+    for weights in ([0.5, 0.4, 0.0, 0.1, 0.2, 0.0, -1.0], [0.5, 0.4, 0.0, 0.1, 0.2, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0]):
         warm = AcceptanceEstimator(3, weights)
-        assert warm.weights.tolist() == [0.5, 0.0, 0.1, 0.0, -1.0, -1.0, -1.0]
+        assert warm.weights.tolist() == [0.5, 0.4, 0.0, 0.1, 0.2, 0.0, -1.0, -1.0, -1.0]
         values = warm.log_probabilities(warm.inputs(log_probs, *inputs_of), np.zeros(3))
         assert np.allclose(values, -np.log1p(np.exp(-(0.5 * (log_probs - np.log1p(-np.exp(log_probs))) - 1))))
 
