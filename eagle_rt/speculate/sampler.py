@@ -5,7 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eagle_rt.kernels.contenders import can_leave_out, perturbed_contenders
 from eagle_rt.kernels.noise import gumbel_noise
+
+# Guesses that are so far below the best under the noise are never made.
+DRAFT_MARGIN = 8.0
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,16 @@ def target_choice(logits: Tensor, positions: Tensor, sampling: SamplingBatch) ->
         return choice
     rows = sampling.sampled
     tokens = torch.arange(logits.shape[-1], device=logits.device)
-    return choice.index_copy(0, rows, perturbed_logits(logits, positions, sampling, tokens).argmax(dim=-1))
+    return choice.index_copy(0, rows, perturbed_logits(logits, positions, sampling, tokens, margin=0.0).argmax(dim=-1))
 
 
-def perturbed_logits(logits: Tensor, positions: Tensor, sampling: SamplingBatch, tokens: Tensor) -> Tensor:
-    """[S, N, V] filtered logits / temperature + noise of the S sampled sequences of [B, N, V] logits over token ids [V]."""
+def perturbed_logits(
+    logits: Tensor, positions: Tensor, sampling: SamplingBatch, tokens: Tensor, margin: float = torch.inf
+) -> Tensor:
+    """[S, N, V] filtered logits / temperature + noise of the S sampled sequences of [B, N, V] logits over token ids [V].
+
+    What is more than `margin` below a row's best may be -inf.
+    """
     rows = sampling.sampled
     num_nodes = logits.shape[1]
 
@@ -58,8 +67,10 @@ def perturbed_logits(logits: Tensor, positions: Tensor, sampling: SamplingBatch,
     scaled = logits[rows].flatten(0, 1).float() / per_node(sampling.temperature)[:, None]
     if sampling.has_filters:
         scaled = filter_tokens(scaled, per_node(sampling.top_k), per_node(sampling.top_p), per_node(sampling.min_p))
-    noise = gumbel_noise(per_node(sampling.seeds), positions[rows].flatten(), tokens)
-    return (scaled + noise).unflatten(0, (-1, num_nodes))
+    keys = per_node(sampling.seeds), positions[rows].flatten()
+    if margin < torch.inf and can_leave_out(scaled):
+        return perturbed_contenders(scaled, *keys, tokens, margin).unflatten(0, (-1, num_nodes))
+    return (scaled + gumbel_noise(*keys, tokens)).unflatten(0, (-1, num_nodes))
 
 
 def coupled_logits(logits: Tensor, positions: Tensor, sampling: SamplingBatch, tokens: Tensor) -> Tensor:
@@ -71,7 +82,8 @@ def coupled_logits(logits: Tensor, positions: Tensor, sampling: SamplingBatch, t
     """
     if len(sampling.sampled) == 0:
         return logits
-    return logits.float().index_copy(0, sampling.sampled, perturbed_logits(logits, positions, sampling, tokens))
+    perturbed = perturbed_logits(logits, positions, sampling, tokens, DRAFT_MARGIN)
+    return logits.float().index_copy(0, sampling.sampled, perturbed)
 
 
 def filter_tokens(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from scipy import stats
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from eagle_rt.speculate.sampler import SamplingBatch, filter_tokens, target_choice
+from eagle_rt.kernels.contenders import LEAST_VOCABULARY
+from eagle_rt.speculate.sampler import SamplingBatch, filter_tokens, perturbed_logits, target_choice
 from eagle_rt.tree.draft_tree import DraftTree
 from eagle_rt.tree.verify import walk
 
@@ -117,3 +118,28 @@ def test_a_verifier_that_always_accepts_the_first_child_fails() -> None:
 def test_a_draw_at_the_wrong_temperature_fails() -> None:
     pairs = draw_first_two_tokens(1.1)
     assert p_value(pairs, NODE_LOGITS.double().softmax(-1)) < 1e-3
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0, 12.0])
+@pytest.mark.parametrize(("margin", "top_k"), [(0.0, 0), (0.0, 30), (8.0, 0)])
+def test_noise_that_cannot_matter_is_left_out(spread: float, margin: float, top_k: int) -> None:
+    """Of flat and of steep logits: what is kept is as it would be, what is left out is further below the best than allowed."""
+    generator = torch.Generator().manual_seed(int(spread))
+    logits = (torch.randn(6, 2, LEAST_VOCABULARY + 7, generator=generator) * spread).bfloat16()
+    batch = settings(torch.tensor([1, 2, 2**62 + 3, -5, 7, 8]), 0.7, top_k=top_k)
+    positions = torch.arange(12).view(6, 2) * 1000
+    tokens = torch.randperm(logits.shape[-1], generator=generator)
+    whole = perturbed_logits(logits, positions, batch, tokens)
+    found = perturbed_logits(logits, positions, batch, tokens, margin)
+    is_left_out = found == -torch.inf
+    assert torch.equal(found[~is_left_out], whole[~is_left_out])
+    assert (whole < whole.amax(-1, keepdim=True) - margin)[is_left_out].all()
+    assert torch.equal(found.argmax(-1), whole.argmax(-1))
+    assert margin or is_left_out.float().mean() > 0.98
+
+
+def test_rows_without_numbers_are_not_left_out() -> None:
+    logits = torch.zeros(1, 1, LEAST_VOCABULARY)
+    logits[..., 5] = torch.inf
+    batch = settings(torch.tensor([1]), 1.0)
+    assert perturbed_logits(logits, torch.zeros(1, 1, dtype=torch.int64), batch, torch.arange(LEAST_VOCABULARY), 0.0).argmax() == 5
