@@ -21,7 +21,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench_speculative import environment
-from eagle_rt.bench.sweep import Measurement, Setting, calibration_columns, core_for, generate, measure_once
+from eagle_rt.bench.sweep import Measurement, Setting, add_metrics, calibration_columns, core_for, generate
 from eagle_rt.bench.workload import Workload, load_workload
 from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
 from eagle_rt.engine.core import EngineCore, run_to_end
@@ -54,27 +54,44 @@ def points(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, mode
     for batch_size in args.batch_size:
         settings = [Setting(batch_size, NO_SPECULATION), *(Setting(batch_size, tree) for tree in trees)]
         settings.append(Setting(batch_size, bounds, is_adaptive=True))
+        cores = [core_for(models, config, setting) for setting in settings]
         # What lies in the past of a server that has been up for a while: other prompts of the same kinds.
-        core = core_for(models, config, settings[-1])
         for dataset in args.datasets:
             for temperature in args.temperatures:
                 sampling = SamplingParams(temperature=temperature, seed=args.seed + 1, max_new_tokens=args.max_new_tokens)
-                generate(core, workload(dataset, args, info, max(4, batch_size), first=40).prompts, sampling)
+                generate(cores[-1], workload(dataset, args, info, max(4, batch_size), first=100).prompts, sampling)
         for dataset in args.datasets:
-            prompts = workload(dataset, args, info, max(args.least_prompts, batch_size))
+            prompts = workload(dataset, args, info, max(args.least_prompts, args.prompts_per_slot * batch_size)).prompts
             for temperature in args.temperatures:
                 sampling = SamplingParams(
                     temperature=temperature, seed=args.seed, max_new_tokens=args.max_new_tokens, ignore_eos=dataset == HOSTILE
                 )
                 measurements = [Measurement(setting) for setting in settings]
-                measurements[-1].core = core
                 for _ in range(args.repeats):
-                    for measurement in measurements:
-                        measure_once(models, config, measurement, prompts, sampling)
+                    for measurement, core in zip(measurements, cores, strict=True):
+                        core.forget_metrics()
+                        core.scheduler.forget_prefixes()
+                        measurement.rates.append(full_rate(core, prompts, sampling))
+                        add_metrics(measurement.metrics, core.current_metrics())
                 results.append(point(batch_size, dataset, temperature, measurements))
                 print(line(results[-1]), flush=True)
                 progress.update()
     return results
+
+
+def full_rate(core: EngineCore, prompts: list[list[int]], sampling: SamplingParams) -> float:
+    """Tokens per second, until not every slot of the batch has a request any more: what the last ones do alone says nothing about
+    the batch."""
+    scheduler = core.scheduler
+    for number, prompt in enumerate(prompts):
+        core.submit(str(number), prompt, sampling)
+    num_tokens, seconds, start = 0, 0.0, time.perf_counter()
+    while scheduler.waiting or len(scheduler.running) == scheduler.limits.max_running:
+        num_tokens += sum(len(event.tokens) for event in core.step())
+        seconds = time.perf_counter() - start
+    for number in range(len(prompts)):
+        core.abort(str(number))
+    return num_tokens / seconds
 
 
 def point(batch_size: int, dataset: str, temperature: float, measurements: list[Measurement]) -> dict[str, Any]:
@@ -274,7 +291,8 @@ def main() -> None:
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--trees", nargs="+", default=["1,1,2", "2,1,3", "3,1,4", "3,2,8", "5,4,16"])
     parser.add_argument("--bounds", default="6,4,24", help="of the adaptive trees")
-    parser.add_argument("--least-prompts", type=int, default=4, help="prompts of a point, if its batch is not larger")
+    parser.add_argument("--least-prompts", type=int, default=4, help="of a point")
+    parser.add_argument("--prompts-per-slot", type=int, default=3, help="prompts of a point, for each sequence of its batch")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
