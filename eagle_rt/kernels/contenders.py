@@ -15,15 +15,32 @@ from eagle_rt.kernels.noise import FIRST_FACTOR, SECOND_FACTOR, gumbel_of, noise
 
 # Fewer tokens are quicker done all at once.
 LEAST_VOCABULARY = 16384
-# No token's noise is larger; and how much rounding may add to it.
-LARGEST_NOISE, SLACK = 22.9, 1e-3
+# No token's noise is larger or smaller than these; and how much rounding may add to it.
+LARGEST_NOISE, SMALLEST_NOISE, SLACK = 22.9, -2.9, 1e-3
 
 Words = NDArray[np.uint32]
 Floats = NDArray[np.float32]
 
 
-def can_leave_out(scaled: Tensor) -> bool:
-    return scaled.device.type == "cpu" and scaled.shape[-1] >= LEAST_VOCABULARY and not torch.compiler.is_compiling()
+def can_leave_out(logits: Tensor) -> bool:
+    return logits.device.type == "cpu" and logits.shape[-1] >= LEAST_VOCABULARY and not torch.compiler.is_compiling()
+
+
+def drawn_tokens(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """[R] the token of each row of logits [R, V] with the largest logit / temperature + noise; settings are [R]."""
+    ids, drawn = np.arange(logits.shape[-1], dtype=np.uint32), []
+    keys = zip(*(keys.tolist() for keys in noise_keys(seeds, positions)), strict=True)
+    for row, temperature_of_row, (low, high) in zip(logits, temperature, keys, strict=True):
+        own = row.float()
+        # Those that even the largest noise would not lift to where the best is with the smallest are not looked at.
+        places = torch.nonzero(own >= own.max() - temperature_of_row * (LARGEST_NOISE - SMALLEST_NOISE))[:, 0]
+        if len(places) == 0:  # there are no numbers
+            drawn.append(own.argmax())
+            continue
+        scaled = own[places] / temperature_of_row
+        near, bits = contenders(scaled.numpy(), ids[places.numpy()], low, high, 0.0)
+        drawn.append(places[near][(scaled[near] + noise_of(bits)).argmax()])
+    return torch.stack(drawn)
 
 
 def perturbed_contenders(scaled: Tensor, seeds: Tensor, positions: Tensor, tokens: Tensor, margin: float) -> Tensor:

@@ -287,11 +287,11 @@ class AdaptivePlan:
             if corrects:
                 policy.costs.correct(part, self._conditions)
             total_ms += part.ms
-        gained = record.num_gained / len(self._sequences)
-        policy.speed(self._conditions).add(gained, total_ms / policy.plain_ms(self._conditions))
         # A prompt that is read once says nothing about the steps to come.
         reads_prompts = any(part.part == "start" and part.num_rows > MOST_ROWS_OF_A_STEP * part.batch_size for part in record.parts)
         if any(self._shapes) and not reads_prompts:
+            gained = record.num_gained / len(self._sequences)
+            policy.speed(self._conditions).add(gained, total_ms / policy.plain_ms(self._conditions))
             policy.guard(self._conditions).saw(bool(self.drafters), record.num_gained, total_ms)
         policy.allowance_ms = min(policy.allowance_ms + TRY_SHARE * total_ms, TRY_SHARE * 256 * total_ms)
         if self.drafters:

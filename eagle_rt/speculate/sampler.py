@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eagle_rt.kernels.contenders import can_leave_out, perturbed_contenders
+from eagle_rt.kernels.contenders import can_leave_out, drawn_tokens, perturbed_contenders
 from eagle_rt.kernels.noise import gumbel_noise
 
 # Guesses that are so far below the best under the noise are never made.
@@ -46,9 +46,19 @@ def target_choice(logits: Tensor, positions: Tensor, sampling: SamplingBatch) ->
     rows = sampling.sampled
     if len(rows) == 0:
         return best_token(logits)
-    tokens = torch.arange(logits.shape[-1], device=logits.device)
-    drawn = best_token(perturbed_logits(logits, positions, sampling, tokens, margin=0.0))
+    drawn = sampled_choice(logits, positions, sampling)
     return drawn if len(rows) == len(logits) else best_token(logits).index_copy(0, rows, drawn)
+
+
+def sampled_choice(logits: Tensor, positions: Tensor, sampling: SamplingBatch) -> Tensor:
+    """[S, N] of the S sampled sequences."""
+    rows, num_nodes = sampling.sampled, logits.shape[1]
+    if sampling.has_filters or not can_leave_out(logits):
+        tokens = torch.arange(logits.shape[-1], device=logits.device)
+        return best_token(perturbed_logits(logits, positions, sampling, tokens, margin=0.0))
+    temperature, seeds = (own[rows].repeat_interleave(num_nodes) for own in (sampling.temperature, sampling.seeds))
+    own = logits if len(rows) == len(logits) else logits[rows]
+    return drawn_tokens(own.flatten(0, 1), temperature, seeds, positions[rows].flatten()).unflatten(0, (-1, num_nodes))
 
 
 def best_token(logits: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """The target's choice: filters against transformers, draws against the distribution, with controls that must fail."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy import stats
@@ -138,8 +140,29 @@ def test_noise_that_cannot_matter_is_left_out(spread: float, margin: float, top_
     assert margin or is_left_out.float().mean() > 0.98
 
 
-def test_rows_without_numbers_are_not_left_out() -> None:
-    logits = torch.zeros(1, 1, LEAST_VOCABULARY)
-    logits[..., 5] = torch.inf
-    batch = settings(torch.tensor([1]), 1.0)
-    assert perturbed_logits(logits, torch.zeros(1, 1, dtype=torch.int64), batch, torch.arange(LEAST_VOCABULARY), 0.0).argmax() == 5
+@pytest.mark.parametrize("spread", [0.5, 3.0, 12.0])
+def test_a_draw_from_many_tokens_is_that_of_its_twin(spread: float) -> None:
+    """Beside a greedy sequence, whose choice is its best token."""
+    generator = torch.Generator().manual_seed(int(spread))
+    logits = (torch.randn(9, 3, LEAST_VOCABULARY + 7, generator=generator) * spread).bfloat16()
+    batch = settings(torch.arange(9) * 2**40 + 11, 0.7)
+    temperature = torch.tensor([0.7, 1.0, 0.0, 1e-6, 100.0, 0.3, 1.0, 1.0, 1.0])
+    batch = replace(batch, temperature=temperature, sampled=torch.nonzero(temperature)[:, 0])
+    positions = torch.arange(27).view(9, 3) * 1000
+    found = target_choice(logits, positions, batch)
+    whole = perturbed_logits(logits, positions, batch, torch.arange(logits.shape[-1])).argmax(-1)
+    assert torch.equal(found[batch.sampled], whole)
+    assert torch.equal(found[2], logits[2].argmax(-1))
+
+
+@pytest.mark.parametrize("odd", [torch.inf, -torch.inf, torch.nan])
+def test_rows_without_numbers_draw_something(odd: float) -> None:
+    logits = torch.zeros(1, 2, LEAST_VOCABULARY)
+    logits[0, 0] = odd
+    logits[0, 1, 5] = odd
+    batch, positions = settings(torch.tensor([1]), 1.0), torch.zeros(1, 2, dtype=torch.int64)
+    choice = target_choice(logits, positions, batch)
+    assert ((choice >= 0) & (choice < LEAST_VOCABULARY)).all()
+    assert (choice[0, 1] == 5) == (odd == torch.inf or odd != odd)
+    kept = perturbed_logits(logits, positions, batch, torch.arange(LEAST_VOCABULARY), 0.0)
+    assert kept[0, 1].argmax() == choice[0, 1]

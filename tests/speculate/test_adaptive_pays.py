@@ -1,0 +1,195 @@
+"""Adaptive trees against none and against fixed ones, where texts, drafts and times are made up, and the same each time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from eagle_rt.speculate.acceptance import AcceptanceEstimator
+from eagle_rt.speculate.adaptive import AdaptivePolicy
+from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
+from eagle_rt.speculate.forest import Candidates, Floats, Ints, no_candidates
+from eagle_rt.speculate.policy import FixedPolicy, StepRecord, TreePolicy, top_ks
+from eagle_rt.speculate.sequences import HostSequence, SequenceRows
+from eagle_rt.tree_shape import TreeShape
+
+BOUNDS = TreeShape(6, 4, 24)
+FIXED = [TreeShape(1, 1, 2), TreeShape(2, 1, 3), TreeShape(3, 1, 4), TreeShape(3, 2, 8), TreeShape(4, 2, 6), TreeShape(5, 4, 16)]
+TEXT_LENGTH = 60
+# Rows and milliseconds of each part, and what a sequence adds: like a small model that reads its weights once a pass.
+TIMES = {
+    "start": ([1, 12, 128, 1024], [7.5, 8.0, 12.0, 51.0], 0.12),
+    "level": ([1, 16, 64, 256], [6.0, 7.0, 9.5, 20.0], 0.13),
+    "verify": ([1, 8, 16, 17, 32, 64, 128, 1024], [60.0, 65.0, 71.0, 76.0, 91.0, 122.0, 175.0, 1100.0], 0.7),
+}
+
+
+@dataclass(frozen=True)
+class Forest:
+    """What a head drafts after one position: [M] nodes, parents before children, best siblings first."""
+
+    parents: Ints
+    depths: Ints
+    log_probs: Floats
+    is_right: Floats
+
+
+def made_up_forest(rng: np.random.Generator, sureness: float) -> Forest:
+    """Four children a node; of a level the four likeliest have some. The head is off by some noise."""
+    parents, depths, log_probs, is_right = [], [], [], []
+    level = [(-1, True, 0.0)]
+    for depth in range(1, BOUNDS.num_steps + 1):
+        nodes = []
+        for parent, parent_is_right, score in level:
+            best = rng.beta(3 * sureness, 3 * (1 - sureness))
+            chances = best * np.array([1.0, 0.0, 0.0, 0.0]) + (1 - best) * np.array([0.0, 0.4, 0.2, 0.1])
+            drawn = int((rng.random() > chances.cumsum()).sum()) if parent_is_right else 4
+            said = chances.clip(1e-3, 0.999)
+            logits = np.log(said / (1 - said)) + 0.7 * rng.standard_normal(4)
+            for rank, place in enumerate(np.argsort(-logits)):
+                log_prob = -np.log1p(np.exp(-logits[place]))
+                nodes.append((len(parents), bool(place == drawn), score + log_prob))
+                parents.append(parent)
+                depths.append(depth)
+                log_probs.append(log_prob - 1e-9 * rank)
+                is_right.append(float(place == drawn))
+        level = sorted(nodes, key=lambda node: -node[2])[: BOUNDS.top_k]
+    return Forest(np.array(parents), np.array(depths), np.array(log_probs), np.array(is_right))
+
+
+def made_up_texts(sureness: float) -> list[list[Forest]]:
+    """Texts of which some are easier than others."""
+    rng = np.random.default_rng(0)
+    texts = []
+    for _ in range(12):
+        own = float(np.clip(sureness + 0.15 * rng.standard_normal(), 0.03, 0.95))
+        texts.append([made_up_forest(rng, own) for _ in range(TEXT_LENGTH)])
+    return texts
+
+
+class Clock:
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def ms(self, part: str, batch_size: int, num_rows: int) -> float:
+        """Other programs make a part a little longer than it would be, whatever its size."""
+        rows, times, each = TIMES[part]
+        noise = abs(self._rng.standard_normal())
+        return float(np.interp(num_rows, rows, times)) + each * batch_size + 0.1 * noise * times[0]
+
+
+class Replay:
+    """A batch that is always full, served with the decisions of a policy."""
+
+    def __init__(self, policy: TreePolicy, texts: list[list[Forest]], batch_size: int, bounds: TreeShape | None) -> None:
+        self._policy, self._texts, self._bounds = policy, texts, bounds
+        self._clock, self._num_begun = Clock(7), 0
+        self._running = [self._next() for _ in range(batch_size)]
+        for index, state in enumerate(self._running):
+            state.position = 17 * index % TEXT_LENGTH
+
+    def speed(self, num_tokens: int) -> float:
+        """Tokens per millisecond."""
+        gained, ms = 0, 0.0
+        while gained < num_tokens:
+            more, took = self._step()
+            gained, ms = gained + more, ms + took
+        return gained / ms
+
+    def _next(self) -> "Running":
+        self._num_begun += 1
+        return Running(f"{self._num_begun}", self._texts[self._num_begun % len(self._texts)])
+
+    def _step(self) -> tuple[int, float]:
+        running, parts = self._running, []
+        rows = SequenceRows.__new__(SequenceRows)  # nothing is cached
+        sequences = [HostSequence(own.id, [0] * (64 + own.position), rows, 0.0, self._bounds) for own in running]
+        plan = self._policy.begin(sequences, [own.num_missing for own in running])
+        candidates, kept, labels = no_candidates(), np.zeros(0, dtype=np.int64), np.zeros(0)
+
+        def spend(part: str, num_sequences: int, num_rows: int) -> None:
+            parts.append(Observation(part, num_sequences, num_rows, self._clock.ms(part, num_sequences, num_rows)))
+
+        if plan.drafters:
+            spend("start", len(plan.drafters), sum(running[index].num_missing for index in plan.drafters))
+            for index in plan.drafters:
+                running[index].num_missing = 0
+            roots = np.array(plan.drafters)
+            candidates = self._children(plan.values, roots, np.full(len(roots), -1), None)
+            first_new = 0
+            while len(numbers := plan.expand(candidates, first_new)):
+                numbers = numbers[np.argsort(candidates.owners[numbers], kind="stable")]
+                chosen = candidates[numbers]
+                spend("level", len(np.unique(chosen.owners)), len(numbers))
+                deeper = self._children(plan.values, chosen.owners, numbers, chosen)
+                first_new, candidates = len(candidates), candidates.and_then(deeper)
+            kept = plan.keep(candidates)
+            nodes = zip(candidates.owners[kept].tolist(), candidates.tokens[kept].tolist(), strict=True)
+            labels = np.array([running[owner].forest.is_right[node] for owner, node in nodes])
+        spend("verify", len(running), len(running) + len(kept))
+        accepted = np.bincount(candidates.owners[kept], labels, len(running)).astype(np.int64).tolist()
+        gained = len(running) + sum(accepted)
+        plan.learn(StepRecord(candidates, kept, labels, gained, parts))
+        for index, own in enumerate(running):
+            own.position += 1 + accepted[index]
+            own.num_missing += 1 + accepted[index]
+            if own.position >= TEXT_LENGTH:
+                self._policy.forget(own.id)
+                running[index] = self._next()
+        return gained, sum(part.ms for part in parts)
+
+    def _children(
+        self, values: Callable[[Candidates, Floats], Floats], owners: Ints, numbers: Ints, parents: Candidates | None
+    ) -> Candidates:
+        """Tokens are numbers of the forest's nodes. A node whose children were not made up has none."""
+        widths = top_ks([self._bounds] * len(self._running))
+        columns: list[tuple[int, int, int, int, float, int]] = []
+        for place, (owner, number) in enumerate(zip(owners.tolist(), numbers.tolist(), strict=True)):
+            forest = self._running[owner].forest
+            node = int(parents.tokens[place]) if parents else -1
+            for child in np.flatnonzero(forest.parents == node)[: widths[owner]].tolist():
+                columns.append((owner, child, number, int(forest.depths[child]), float(forest.log_probs[child]), place))
+        if not columns:
+            return no_candidates()
+        own, tokens, above, depths, log_probs, places = map(np.array, zip(*columns, strict=True))
+        scores = log_probs + (parents.scores[places] if parents else 0.0)
+        children = Candidates(own, tokens, above, depths, log_probs, scores, np.empty(len(own)))
+        children.values[:] = values(children, parents.values[places] if parents else np.zeros(len(own)))
+        return children
+
+
+@dataclass
+class Running:
+    """num_missing: a prompt, at first."""
+
+    id: str
+    text: list[Forest]
+    position: int = 0
+    num_missing: int = 64
+
+    @property
+    def forest(self) -> Forest:
+        return self.text[self.position]
+
+
+def measured_costs() -> StepCosts:
+    clock, observations = Clock(1), []
+    for batch_size in (1, 4, 32):
+        for part in TIMES:
+            for each in (1, 2, 4, 8):
+                times = [clock.ms(part, batch_size, each * batch_size) for _ in range(3)]
+                observations.append(Observation(part, batch_size, each * batch_size, float(np.median(times))))
+    return fitted_costs(observations)
+
+
+@pytest.mark.parametrize("sureness", [0.8, 0.6, 0.3, 0.05])
+@pytest.mark.parametrize("batch_size", [1, 4, 16, 32])
+def test_adaptive_trees_pay(sureness: float, batch_size: int) -> None:
+    """At least 0.97 times no speculation and the best fixed tree, from the first step on, and where drafts hardly pay."""
+    texts, num_tokens = made_up_texts(sureness), max(1500, 120 * batch_size)
+    none = Replay(FixedPolicy(None), texts, batch_size, None).speed(num_tokens)
+    fixed = max(Replay(FixedPolicy(None), texts, batch_size, tree).speed(num_tokens) for tree in FIXED)
+    policy = AdaptivePolicy(measured_costs(), AcceptanceEstimator(BOUNDS.num_steps), None)
+    adaptive = Replay(policy, texts, batch_size, BOUNDS).speed(num_tokens)
+    assert adaptive > 0.97 * max(none, fixed), (adaptive / none, fixed / none)
