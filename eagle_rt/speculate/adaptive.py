@@ -27,7 +27,7 @@ FIRST_PROMISES = np.array([0.15, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98])[:, None] 
 # How many drafts of a sequence are remembered, and how many of all; a try after a pause counts as several.
 NUM_OWN, NUM_COMMON, NUM_OF_A_TRY = 8, 128, 4
 # Speeds over plain decoding: of how many plain steps the first one is a mean, and how much of them is remembered.
-FIRST_STEPS, SPEED_MEMORY = 8.0, 0.95
+FIRST_STEPS, SPEED_MEMORY = 2.0, 0.95
 USES_OF_A_PRICE = 16
 # The rows of a typical step with drafts.
 ROWS_OF_A_SEQUENCE, MORE_ROWS = 4.0, 8.0
@@ -151,11 +151,12 @@ class AdaptivePolicy:
         return self._speeds[size, is_sampled]
 
     def price(self, conditions: Conditions) -> "Price":
-        """Worked out anew every few steps."""
+        """Worked out anew every few steps, at first every step."""
         price = self._prices.get(conditions.bucket)
-        if price is None or price.batch_size != conditions.batch_size or price.num_uses >= USES_OF_A_PRICE:
-            price = self._prices[conditions.bucket] = Price(self, conditions)
-        price.num_uses += 1
+        if price is None or price.batch_size != conditions.batch_size or price.num_uses_left == 0:
+            num_uses = min(USES_OF_A_PRICE, 2 * price.num_uses) if price else 1
+            price = self._prices[conditions.bucket] = Price(self, conditions, num_uses)
+        price.num_uses_left -= 1
         return price
 
 
@@ -163,7 +164,7 @@ class Price:
     """What time costs in tokens, for the steps of one batch size: `rate` tokens a millisecond; a verified node, a node that is fed
     to the head, and a further level for each sequence."""
 
-    def __init__(self, policy: AdaptivePolicy, conditions: Conditions) -> None:
+    def __init__(self, policy: AdaptivePolicy, conditions: Conditions, num_uses: int = 1) -> None:
         batch_size = conditions.batch_size
         # What one more row costs is a mean over as many as a step has: that of the very next one would be lost in noise.
         rows = np.array([batch_size, ROWS_OF_A_SEQUENCE * batch_size + MORE_ROWS])
@@ -174,7 +175,8 @@ class Price:
         self.node = self.rate * (verify[1] - verify[0]) / num_more
         self.level_row = self.rate * (level[1] - level[0]) / num_more
         self.level_sequence = self.rate * level[0] / batch_size
-        self.batch_size, self.num_uses = batch_size, 0
+        self.batch_size = batch_size
+        self.num_uses = self.num_uses_left = num_uses
         # Of the first level of 0, 1, ... sequences; and of a row that the head has missed.
         numbers = np.arange(1, batch_size + 1)
         self.starts = np.concatenate(([0.0], self.rate * starts_ms(policy.costs, numbers, conditions)))
