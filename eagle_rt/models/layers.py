@@ -17,9 +17,9 @@ from eagle_rt.models.rope import Rope
 from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
 
-# float32 products of one row, and of more than these, are faster from the plain weight (two cores of a Xeon with AMX).
-MIN_PACKED_FLOAT32_SIZE = 2**19
-MAX_PACKED_FLOAT32_ROWS = 16
+# float32 products of one row, of more than so many, and of smaller weights are faster from the plain weight (two cores of a Xeon
+# with AMX).
+MAX_PACKED_FLOAT32_ROWS, MIN_PACKED_FLOAT32_SIZE = 16, 2**19
 
 
 class Linear:
