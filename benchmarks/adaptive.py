@@ -68,10 +68,8 @@ def points(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, mode
                 )
                 measurements = [Measurement(setting) for setting in settings]
                 for _ in range(args.repeats):
-                    for measurement, core in zip(measurements, cores, strict=True):
-                        core.forget_metrics()
-                        core.scheduler.forget_prefixes()
-                        measurement.rates.append(full_rate(core, prompts, sampling))
+                    for measurement, core, rate in zip(measurements, cores, full_rates(cores, prompts, sampling), strict=True):
+                        measurement.rates.append(rate)
                         add_metrics(measurement.metrics, core.current_metrics())
                 results.append(point(batch_size, dataset, temperature, measurements))
                 print(line(results[-1]), flush=True)
@@ -79,19 +77,32 @@ def points(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, mode
     return results
 
 
-def full_rate(core: EngineCore, prompts: list[list[int]], sampling: SamplingParams) -> float:
-    """Tokens per second, until not every slot of the batch has a request any more: what the last ones do alone says nothing about
-    the batch."""
-    scheduler = core.scheduler
-    for number, prompt in enumerate(prompts):
-        core.submit(str(number), prompt, sampling)
-    num_tokens, seconds, start = 0, 0.0, time.perf_counter()
-    while scheduler.waiting or len(scheduler.running) == scheduler.limits.max_running:
-        num_tokens += sum(len(event.tokens) for event in core.step())
-        seconds = time.perf_counter() - start
-    for number in range(len(prompts)):
-        core.abort(str(number))
-    return num_tokens / seconds
+def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: SamplingParams) -> list[float]:
+    """Tokens per second of each engine over the same prompts, until not every slot of its batch has a request any more: what the
+    last ones do alone says nothing about the batch.
+
+    The next step is always that of the engine that is furthest behind, so that all are at the same place of the same texts at any
+    time, and a slow second of the machine hits all of them alike.
+    """
+    for core in cores:
+        core.forget_metrics()
+        core.scheduler.forget_prefixes()
+        for number, prompt in enumerate(prompts):
+            core.submit(str(number), prompt, sampling)
+    num_tokens, seconds = dict.fromkeys(cores, 0), dict.fromkeys(cores, 0.0)
+    while behind := [core for core in cores if core.scheduler.waiting or is_full(core)]:
+        core = min(behind, key=num_tokens.__getitem__)
+        start = time.perf_counter()
+        num_tokens[core] += sum(len(event.tokens) for event in core.step())
+        seconds[core] += time.perf_counter() - start
+    for core in cores:
+        for number in range(len(prompts)):
+            core.abort(str(number))
+    return [num_tokens[core] / seconds[core] for core in cores]
+
+
+def is_full(core: EngineCore) -> bool:
+    return len(core.scheduler.running) == core.scheduler.limits.max_running
 
 
 def point(batch_size: int, dataset: str, temperature: float, measurements: list[Measurement]) -> dict[str, Any]:
@@ -110,10 +121,17 @@ def point(batch_size: int, dataset: str, temperature: float, measurements: list[
         "adaptive_over_none": ratio(adaptive, plain),
         "adaptive_over_best_fixed": ratio(adaptive, best),
         "accepted": {str(own.setting): round(own.metrics.mean_accepted_tokens, 2) for own in measurements},
+        "step_ms": {str(own.setting): parts_ms(own) for own in measurements},
         "undrafted": round(adaptive.metrics.num_undrafted / max(1, adaptive.metrics.num_drafts), 3),
         "mean_tree_size": round(1 + adaptive.metrics.num_draft_tokens / max(1, adaptive.metrics.num_drafts), 2),
         **calibration_columns(adaptive.metrics.calibration),
     }
+
+
+def parts_ms(measurement: Measurement) -> dict[str, float]:
+    """What each part took, for a decode step of the batch."""
+    metrics = measurement.metrics
+    return {part: round(1000 * seconds / metrics.num_decode_steps, 2) for part, seconds in sorted(metrics.seconds.items())}
 
 
 def line(result: dict[str, Any]) -> str:

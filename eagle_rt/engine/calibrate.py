@@ -10,6 +10,7 @@ import torch
 
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.prepare import sequence_rows
+from eagle_rt.kernels.packed_linear import makes_tiles
 from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
 from eagle_rt.speculate.host_step import HostStepper
 from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord
@@ -48,7 +49,7 @@ def trees_to_time(bounds: TreeShape, batch_size: int) -> list[TreeShape | None]:
     """None, and trees of few and of many nodes, of narrow and of wide levels; of large batches only small ones."""
     steps, top_k, num_tokens = min(3, bounds.num_steps), bounds.top_k, bounds.num_draft_tokens
     most = min(num_tokens, num_tree_nodes(steps, top_k))
-    nodes = (8, 16, most) if batch_size <= min(BATCH_SIZES) else (8,)
+    nodes = (8, 12, 16, most) if batch_size <= min(BATCH_SIZES) else (5, 8)
     trees: list[TreeShape | None] = [None, TreeShape(1, 1, 2), TreeShape(steps, 1, steps + 1)]
     trees += [TreeShape(steps, top_k, min(most, count)) for count in nodes]
     return list(dict.fromkeys(trees))
@@ -81,7 +82,8 @@ def measured_costs(core: EngineCore) -> StepCosts:
                     seen[one.part, one.batch_size, one.num_rows].append(one.ms)
     finally:
         stepper.policy = policy
-    return fitted_costs([Observation(*key, statistics.median(times)) for key, times in seen.items()])
+    medians = [Observation(*key, statistics.median(times)) for key, times in seen.items()]
+    return fitted_costs(medians, is_tiled=makes_tiles(stepper.target.embedding))
 
 
 def run_step(stepper: HostStepper, core: EngineCore, batch_size: int, tree: TreeShape | None, num_missing: int) -> None:

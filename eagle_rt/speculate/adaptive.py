@@ -123,7 +123,7 @@ class AdaptivePolicy:
         return AdaptivePlan(self, sequences, num_missing, is_allowed)
 
     def reads_along(self, batch_size: int) -> bool:
-        return False  # a draft that is never made needs no prompt
+        return self.wants_drafts(batch_size)  # a draft that is never made needs no prompt
 
     def forget(self, sequence_id: str) -> None:
         self._histories.pop(sequence_id, None)
@@ -168,6 +168,7 @@ class Price:
         batch_size = conditions.batch_size
         # What one more row costs is a mean over as many as a step has: that of the very next one would be lost in noise.
         rows = np.array([batch_size, ROWS_OF_A_SEQUENCE * batch_size + MORE_ROWS])
+        rows[1:] = policy.costs.filled_up(rows[1:])
         num_more = rows[1] - rows[0]
         verify, level = (policy.costs.ms(part, batch_size, rows, conditions).tolist() for part in ("verify", "level"))
         # No tree is worth less than plain decoding.
@@ -259,15 +260,13 @@ class AdaptivePlan:
         owners = candidates.owners[numbers]
         below = self._policy.children[self._is_sampled[owners], candidates.depths[numbers]]
         chances = np.exp(candidates.values[numbers])[:, None] * below
-        gains = np.maximum(0.0, chances - price.node).sum(axis=1) - price.level_row
-        pays = gains > 0
-        numbers, gains = numbers[pays], gains[pays]
-        if len(numbers) == 0:
-            return numbers
-        num_sequences = len(np.unique(candidates.owners[numbers]))
-        fixed_ms = float(self._policy.costs.ms("level", num_sequences, len(numbers), self._conditions))
-        fixed = price.rate * fixed_ms - price.level_row * len(numbers)
-        return numbers if gains.sum() > fixed else numbers[:0]
+        gains = np.maximum(0.0, chances - price.node).sum(axis=1)
+        order = np.argsort(-gains, kind="stable")
+        is_new = np.zeros(len(order), dtype=np.int64)
+        is_new[np.unique(owners[order], return_index=True)[1]] = 1
+        ms = self._policy.costs.ms("level", is_new.cumsum(), np.arange(1.0, 1.0 + len(order)), self._conditions)
+        worth = np.concatenate(([0.0], gains[order].cumsum() - price.rate * ms))
+        return np.sort(numbers[order[: int(worth.argmax())]])
 
     def keep(self, candidates: Candidates) -> Ints:
         price = self._price

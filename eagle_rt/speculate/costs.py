@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from eagle_rt.speculate.forest import Floats
+from eagle_rt.kernels.packed_linear import tiled_rows
+from eagle_rt.speculate.forest import Floats, Ints
 
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
 PARTS = ("start", "level", "verify")
@@ -15,6 +16,8 @@ PARTS = ("start", "level", "verify")
 # many. One measurement counts as no more than LARGEST_SURPRISE times what was expected.
 CORRECTION_MEMORY, HELD_BY, LARGEST_SURPRISE = 0.98, 8.0, 4.0
 NUM_ROW_BUCKETS = 14
+# How many rows products are made with, where they are filled up to whole tiles.
+TILED_ROWS = np.array([tiled_rows(num_rows) for num_rows in range(2**NUM_ROW_BUCKETS)], dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -79,22 +82,24 @@ class Correction:
 @dataclass
 class PartCost:
     """ms = batch_size * per_sequence + a function of the rows that is linear between the knots, and past the last two as between
-    them; times a correction for the conditions."""
+    them; times a correction for the conditions. is_tiled: rows are filled up to whole tiles, see `tiled_rows`."""
 
     knots: list[float]
     values: list[float]
     per_sequence: float
+    is_tiled: bool = False
     corrections: dict[tuple[int, int, bool], Correction] = field(default_factory=dict)
 
-    def ms(self, num_sequences: int, num_rows: Floats | float, conditions: Conditions) -> Floats:
+    def ms(self, num_sequences: Ints | int, num_rows: Floats | float, conditions: Conditions) -> Floats:
         """Of a part with so many sequences and rows, in a step of these conditions."""
         rows = np.asarray(num_rows, dtype=np.float64)
         correction = self.corrections.get(conditions.bucket) or self._nearest(conditions)
         expected = self.uncorrected(num_sequences, rows)
         return expected * correction.at(rows) if correction else expected
 
-    def uncorrected(self, num_sequences: int, rows: Floats) -> Floats:
+    def uncorrected(self, num_sequences: Ints | int, rows: Floats) -> Floats:
         knots, values = self.knots, self.values
+        rows = filled_up(rows) if self.is_tiled else rows
         by_rows = np.interp(rows, knots, values)
         if len(knots) > 1:
             slope = max(0.0, (values[-1] - values[-2]) / (knots[-1] - knots[-2]))
@@ -121,12 +126,18 @@ class PartCost:
         return self.corrections[min(met, key=distance)] if met else None
 
 
-def fitted_cost(observations: Iterable[Observation]) -> PartCost:
+def filled_up(rows: Floats) -> Floats:
+    return TILED_ROWS[np.minimum(np.ceil(rows), len(TILED_ROWS) - 1).astype(np.int64)]
+
+
+def fitted_cost(observations: Iterable[Observation], is_tiled: bool = False) -> PartCost:
     """The least squares fit to measurements of one part, of which at least one is needed; more rows never cost less."""
     points = list(observations)
-    largest = max(point.num_rows for point in points)
-    knots = [2.0**power for power in range(largest.bit_length()) if 2**power < largest] + [float(largest)]
     rows = np.array([point.num_rows for point in points], dtype=np.float64)
+    rows = filled_up(rows) if is_tiled else rows
+    largest = int(rows.max())
+    powers: Floats = np.exp2(np.arange(largest.bit_length(), dtype=np.float64))
+    knots = sorted({*(filled_up(powers) if is_tiled else powers).clip(max=largest).tolist(), float(largest)})
     batch_sizes = np.array([point.batch_size for point in points], dtype=np.float64)
     hats = np.stack([np.interp(rows, knots, unit) for unit in np.eye(len(knots))], axis=1)
     ms = np.array([point.ms for point in points])
@@ -137,7 +148,7 @@ def fitted_cost(observations: Iterable[Observation]) -> PartCost:
     solution = np.linalg.solve(system, design.sum(axis=0))
     per_sequence = max(0.0, float(solution[-1]))
     values = np.maximum.accumulate(np.maximum(solution[:-1], 1e-6))
-    return PartCost(knots, values.tolist(), per_sequence)
+    return PartCost(knots, values.tolist(), per_sequence, is_tiled)
 
 
 def second_differences(knots: list[float], width: int) -> Floats:
@@ -155,7 +166,11 @@ class StepCosts:
 
     parts: dict[str, PartCost]
 
-    def ms(self, part: str, num_sequences: int, num_rows: Floats | float, conditions: Conditions) -> Floats:
+    def filled_up(self, num_rows: Floats) -> Floats:
+        """As many rows as cost what num_rows do."""
+        return filled_up(num_rows) if self.parts["verify"].is_tiled else num_rows
+
+    def ms(self, part: str, num_sequences: Ints | int, num_rows: Floats | float, conditions: Conditions) -> Floats:
         return self.parts[part].ms(num_sequences, num_rows, conditions)
 
     def correct(self, observation: Observation, conditions: Conditions) -> None:
@@ -163,7 +178,7 @@ class StepCosts:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            name: {"knots": part.knots, "values": part.values, "per_sequence": part.per_sequence}
+            name: {"knots": part.knots, "values": part.values, "per_sequence": part.per_sequence, "is_tiled": part.is_tiled}
             for name, part in self.parts.items()
         }
 
@@ -182,9 +197,9 @@ def costs_from_json(document: dict[str, Any]) -> StepCosts:
             or min(values) <= 0
         ):
             raise ValueError(f"the costs of {name} are no table: {part}")
-        parts[name] = PartCost(knots, values, float(part["per_sequence"]))
+        parts[name] = PartCost(knots, values, float(part["per_sequence"]), bool(part["is_tiled"]))
     return StepCosts(parts)
 
 
-def fitted_costs(observations: list[Observation]) -> StepCosts:
-    return StepCosts({name: fitted_cost(point for point in observations if point.part == name) for name in PARTS})
+def fitted_costs(observations: list[Observation], is_tiled: bool = False) -> StepCosts:
+    return StepCosts({name: fitted_cost((point for point in observations if point.part == name), is_tiled) for name in PARTS})
