@@ -8,7 +8,7 @@ from eagle_rt.bench.lossless import Difference, Variant, check
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig, resolve_device
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
-from eagle_rt.speculate.forest import PackedTrees
+from eagle_rt.speculate.forest import Choose, PackedTrees
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 
@@ -32,10 +32,14 @@ def test_the_gate_notices_a_wrong_token(pair: tuple, monkeypatch: pytest.MonkeyP
     """A verifier that takes the first child as it comes must not get past it."""
     walk = PackedTrees.walk
 
-    def trusting_walk(trees: PackedTrees, choice: list[int]) -> list[list[int]]:
-        for start, stop in zip(trees.starts, trees.starts[1:], strict=False):
-            choice[start] = int(trees.tokens[min(start + 1, stop - 1)])
-        return walk(trees, choice)
+    def trusting_walk(trees: PackedTrees, choose: Choose) -> tuple[list[list[int]], list[list[int]]]:
+        first_child = dict(zip(trees.starts, (min(row + 1, len(trees.tokens) - 1) for row in trees.starts), strict=True))
+
+        def choose_first(rows: list[int]) -> list[int]:
+            chosen = zip(rows, choose(rows), strict=True)
+            return [int(trees.tokens[first_child[row]]) if row in first_child else token for row, token in chosen]
+
+        return walk(trees, choose_first)
 
     monkeypatch.setattr(PackedTrees, "walk", trusting_walk)
     config, models, directory, prompts = pair

@@ -30,17 +30,24 @@ def drawn_tokens(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: 
     """[R] the token of each row of logits [R, V] with the largest logit / temperature + noise; settings are [R]."""
     ids, drawn = np.arange(logits.shape[-1], dtype=np.uint32), []
     keys = zip(*(keys.tolist() for keys in noise_keys(seeds, positions)), strict=True)
-    for row, temperature_of_row, (low, high) in zip(logits, temperature, keys, strict=True):
-        own = row.float()
-        # Those that even the largest noise would not lift to where the best is with the smallest are not looked at.
-        places = torch.nonzero(own >= own.max() - temperature_of_row * (LARGEST_NOISE - SMALLEST_NOISE))[:, 0]
+    # Those that even the largest noise would not lift to where the best is with the smallest are not looked at.
+    floors = logits.amax(dim=-1).float() - temperature * (LARGEST_NOISE - SMALLEST_NOISE)
+    looked_at = logits >= below(floors, logits.dtype)[:, None]
+    for row, is_near, temperature_of_row, (low, high) in zip(logits, looked_at.numpy(), temperature, keys, strict=True):
+        places = torch.from_numpy(np.flatnonzero(is_near))
         if len(places) == 0:  # there are no numbers
-            drawn.append(own.argmax())
+            drawn.append(row.argmax())
             continue
-        scaled = own[places] / temperature_of_row
+        scaled = row[places].float() / temperature_of_row
         near, bits = contenders(scaled.numpy(), ids[places.numpy()], low, high, 0.0)
         drawn.append(places[near][(scaled[near] + noise_of(bits)).argmax()])
     return torch.stack(drawn)
+
+
+def below(floors: Tensor, dtype: torch.dtype) -> Tensor:
+    """The floors [R] in float32, in another precision, and no larger."""
+    rounded = floors.to(dtype)
+    return torch.where(rounded > floors, torch.nextafter(rounded, torch.full_like(rounded, -torch.inf)), rounded)
 
 
 def perturbed_contenders(scaled: Tensor, seeds: Tensor, positions: Tensor, tokens: Tensor, margin: float) -> Tensor:

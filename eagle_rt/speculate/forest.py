@@ -3,6 +3,7 @@
 The twin with fixed shapes, for steps that the host must not look into, is `tree/expand.py` with `tree/rerank.py`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Choose = Callable[[list[int]], list[int]]
 
 
 @dataclass(frozen=True)
@@ -100,22 +102,30 @@ class PackedTrees:
             visible[rows] |= visible[self.parents[rows]]
         return visible
 
-    def walk(self, choice: list[int]) -> list[list[int]]:
-        """For each sequence the rows from its root to the last node that the target's choice [T] confirms."""
-        if self.is_plain:
-            return [[row] for row in range(len(self.owners))]
-        children = {
-            (parent, token): row
-            for row, (parent, token) in enumerate(zip(self.parents.tolist(), self.tokens.tolist(), strict=True))
-        }
-        paths = []
-        for start in self.starts[:-1]:
-            path, row = [], start
-            while row is not None:
-                path.append(row)
-                row = children.get((row, choice[row]))
-            paths.append(path)
-        return paths
+    def walk(self, choose: Choose) -> tuple[list[list[int]], list[list[int]]]:
+        """For each sequence the rows from its root to the last node that the target's choices confirm, and those choices.
+
+        choose: the target's choices after these rows. It is asked for one depth after the other, and only after accepted nodes,
+        since drawing from a large vocabulary takes its time.
+        """
+        children: dict[tuple[int, int], int] = {}
+        if not self.is_plain:
+            edges = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
+            children = {edge: row for row, edge in enumerate(edges)}
+        paths: list[list[int]] = [[] for _ in self.starts[:-1]]
+        choices: list[list[int]] = [[] for _ in paths]
+        ends = dict(enumerate(self.starts[:-1]))  # where each sequence is that may go on
+        while ends:
+            chosen = choose(list(ends.values()))
+            following = {}
+            for (index, row), token in zip(ends.items(), chosen, strict=True):
+                paths[index].append(row)
+                choices[index].append(token)
+                child = children.get((row, token))
+                if child is not None:
+                    following[index] = child
+            ends = following
+        return paths, choices
 
 
 def pack(root_tokens: Ints, chosen: Candidates, numbers: Ints) -> PackedTrees:

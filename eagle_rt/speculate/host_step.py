@@ -15,7 +15,7 @@ from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.costs import Observation
-from eagle_rt.speculate.forest import Ints, PackedTrees, no_candidates, pack, roots_only
+from eagle_rt.speculate.forest import Choose, Ints, PackedTrees, no_candidates, pack, roots_only
 from eagle_rt.speculate.host_drafter import Draft, HostDrafter
 from eagle_rt.speculate.policy import DraftPlan, StepRecord, TreePolicy
 from eagle_rt.speculate.sampler import SamplingBatch, target_choice
@@ -78,13 +78,10 @@ class HostStepper:
             mark("extend")
 
         verify_start = time.perf_counter()
-        choice, features = self._verify(sequences, sampling, trees)
+        choose, features = self._verify(sequences, sampling, trees)
+        length = self._simulated_length
+        paths, tokens = trees.walk(choose) if length is None else simulated_paths(trees, choose, length)
         mark("verify")
-        if self._simulated_length is None:
-            paths = trees.walk(choice)
-            tokens = [[choice[row] for row in path] for path in paths]
-        else:
-            paths, tokens = simulated_paths(trees, choice, self._simulated_length)
         self._keep(sequences, trees, paths, features)
         self._learn(plan, sequences, draft, kept, trees, paths, verify_start)
         mark("accept")
@@ -97,17 +94,23 @@ class HostStepper:
         self.drafter.rows.forget(sequence_id)
         self.policy.forget(sequence_id)
 
-    def _verify(
-        self, sequences: list[HostSequence], sampling: SamplingBatch, trees: PackedTrees
-    ) -> tuple[list[int], Tensor | None]:
-        """The target's choice after every node, and the nodes' features [T, F]."""
+    def _verify(self, sequences: list[HostSequence], sampling: SamplingBatch, trees: PackedTrees) -> tuple[Choose, Tensor | None]:
+        """What the target chooses after nodes, and the nodes' features [T, F]."""
         counts = np.diff(trees.starts).tolist()
         visible = None if trees.is_plain else trees.visible
         batch = packed_scratch_batch(sequences, counts, counts, trees.tokens, trees.depths, trees.places, visible)
         output = self.target.forward(batch, self.pool, self._backend, self.feature_layers)
-        rows = sampling if trees.is_plain else sampling.rows(self._tensor(trees.owners))
         logits = self.target.logits(output.hidden)
-        return target_choice(logits[:, None], batch.positions[:, None], rows)[:, 0].tolist(), output.features
+
+        def choose(rows: list[int]) -> list[int]:
+            own = slice(None) if trees.is_plain else self._tensor(rows)
+            settings = sampling if trees.is_plain else sampling.rows(self._tensor(trees.owners[rows]))
+            return target_choice(logits[own, None], batch.positions[own, None], settings)[:, 0].tolist()
+
+        if logits.is_cuda:  # all at once, since each answer would have to be waited for
+            choice = choose(list(range(len(trees.owners))))
+            return lambda rows: [choice[row] for row in rows], output.features
+        return choose, output.features
 
     def _keep(self, sequences: list[HostSequence], trees: PackedTrees, paths: list[list[int]], features: Tensor | None) -> None:
         """Move the cache rows of the accepted nodes to where the text goes on, and put their features aside for the head."""

@@ -4,14 +4,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eagle_rt.speculate.forest import PackedTrees
+from eagle_rt.speculate.forest import Choose, PackedTrees
 from eagle_rt.tree.draft_tree import DraftTree
 from eagle_rt.tree.verify import Acceptance
 
 
-def simulated_paths(trees: PackedTrees, choice: list[int], mean_length: float) -> tuple[list[list[int]], list[list[int]]]:
+def simulated_paths(trees: PackedTrees, choose: Choose, mean_length: float) -> tuple[list[list[int]], list[list[int]]]:
     """The same for trees on the host: (rows of the paths, tokens gained)."""
-    paths, gained = [], []
+    paths = []
     for start, stop in zip(trees.starts, trees.starts[1:], strict=False):
         wanted = int(torch.rand(()) + (mean_length - 1))
         depths = trees.depths[start:stop]
@@ -22,8 +22,8 @@ def simulated_paths(trees: PackedTrees, choice: list[int], mean_length: float) -
             row = int(trees.parents[row])
         path.reverse()
         paths.append(path)
-        gained.append([*trees.tokens[path[1:]].tolist(), choice[path[-1]]])
-    return paths, gained
+    bonus = choose([path[-1] for path in paths])
+    return paths, [[*trees.tokens[path[1:]].tolist(), token] for path, token in zip(paths, bonus, strict=True)]
 
 
 def simulated_walk(tree: DraftTree, choice: Tensor, max_depth: int, mean_length: float) -> Acceptance:

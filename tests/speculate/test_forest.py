@@ -102,7 +102,14 @@ def test_the_walk_is_the_one_with_fixed_shapes(seed: int) -> None:
     for row, parent in enumerate(trees.parents.tolist()):
         if parent >= 0 and torch.rand((), generator=generator) < 0.6:
             choice[parent] = int(trees.tokens[row])
-    paths = trees.walk(choice)
+    asked: list[int] = []
+
+    def choose(rows: list[int]) -> list[int]:
+        asked.extend(rows)
+        return [choice[row] for row in rows]
+
+    paths, chosen = trees.walk(choose)
+    assert sorted(asked) == sorted(row for path in paths for row in path)  # and after no other node
     for index in range(len(SHAPES)):
         own = slice(trees.starts[index], trees.starts[index + 1])
         parents = torch.from_numpy(trees.parents[own])[None]
@@ -116,12 +123,12 @@ def test_the_walk_is_the_one_with_fixed_shapes(seed: int) -> None:
         expected = walk(tree, torch.tensor([choice[own]]), min(6, own.stop - own.start - 1))
         count = int(expected.num_accepted) + 1
         assert [row - own.start for row in paths[index]] == expected.path[0, :count].tolist()
-        assert [choice[row] for row in paths[index]] == expected.tokens[0, :count].tolist()
+        assert chosen[index] == expected.tokens[0, :count].tolist()
 
 
 def test_plain_decoding_is_roots_alone() -> None:
     trees = roots_only(np.array([4, 9]))
-    assert trees.walk([5, 6]) == [[0], [1]]
+    assert trees.walk(lambda rows: [5 + row for row in rows]) == ([[0], [1]], [[5], [6]])
     assert trees.visible.tolist() == [[True], [True]]
 
 
