@@ -18,15 +18,13 @@ from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
-BATCH_SIZES = (4, 16)
+MIDDLE_BATCH_SIZE = 4
 CONTEXT = 64
 # Rows that a head has to read before it drafts: after a step, and after a pause.
 MISSING_ROWS = (1, 3, 32)
-# Rounds of one step of every tree, the first of which pays for what is then kept; and how long one batch size may take beyond the
-# least number of rounds. A machine that is slow for a while is then slow for every tree.
-MOST_ROUNDS, LEAST_ROUNDS, ROUNDS_S = 10, 4, 1.0
-# Batch sizes between 1 and the largest are measured only while there is time; what lies between is interpolated.
-TIME_LIMIT_S = 3.0
+# Rounds of one step of every batch size and tree, so that a machine that is slow for a while is slow for all of them; the first
+# pays for what is then kept. There are as many as the first time allows; below LEAST_ROUNDS it is the second.
+MOST_ROUNDS, LEAST_ROUNDS, ROUNDS_S, TIME_LIMIT_S = 12, 5, 3.0, 9.0
 
 
 class Recorder(FixedPolicy):
@@ -49,7 +47,7 @@ def trees_to_time(bounds: TreeShape, batch_size: int) -> list[TreeShape | None]:
     """None, and trees of few and of many nodes, of narrow and of wide levels; of large batches only small ones."""
     steps, top_k, num_tokens = min(3, bounds.num_steps), bounds.top_k, bounds.num_draft_tokens
     most = min(num_tokens, num_tree_nodes(steps, top_k))
-    nodes = (8, 12, 16, most) if batch_size <= min(BATCH_SIZES) else (5, 8)
+    nodes = (8, 12, 16, most) if batch_size <= MIDDLE_BATCH_SIZE else (5, 8)
     trees: list[TreeShape | None] = [None, TreeShape(1, 1, 2), TreeShape(steps, 1, steps + 1)]
     trees += [TreeShape(steps, top_k, min(most, count)) for count in nodes]
     return list(dict.fromkeys(trees))
@@ -68,18 +66,15 @@ def measured_costs(core: EngineCore) -> StepCosts:
     seen: dict[tuple[str, int, int], list[float]] = defaultdict(list)
     start = time.perf_counter()
     try:
-        for batch_size in sorted({1, *(size for size in BATCH_SIZES if size < largest), largest}):
-            if 1 < batch_size < largest and time.perf_counter() - start > TIME_LIMIT_S:
-                continue
-            size_start = time.perf_counter()
-            for number in range(MOST_ROUNDS):
-                if number >= LEAST_ROUNDS and time.perf_counter() - size_start > ROUNDS_S:
-                    break
-                recorder.observations.clear()
+        for number in range(MOST_ROUNDS):
+            if number >= 2 and time.perf_counter() - start > (ROUNDS_S if number >= LEAST_ROUNDS else TIME_LIMIT_S):
+                break
+            recorder.observations.clear()
+            for batch_size in sorted({1, min(MIDDLE_BATCH_SIZE, largest), largest}):
                 for tree in trees_to_time(core.runner.tree_shape, batch_size):
                     run_step(stepper, core, batch_size, tree, num_missing=MISSING_ROWS[number % len(MISSING_ROWS)])
-                for one in recorder.observations if number else []:
-                    seen[one.part, one.batch_size, one.num_rows].append(one.ms)
+            for one in recorder.observations if number else []:
+                seen[one.part, one.batch_size, one.num_rows].append(one.ms)
     finally:
         stepper.policy = policy
     medians = [Observation(*key, statistics.median(times)) for key, times in seen.items()]

@@ -70,7 +70,9 @@ class Runner:
     def would_draft(self, request: Request, num_running: int) -> bool:
         """Whether a request that makes them so many would probably be drafted for."""
         stepper = self.host_stepper
-        return not stepper or (request.bounds is not None and stepper.policy.wants_drafts(num_running))
+        if not stepper:
+            return True
+        return request.bounds is not None and stepper.policy.wants_drafts(num_running, request.sampling.temperature > 0)
 
     def forget(self, request_id: str) -> None:
         """A request has ended."""
@@ -128,7 +130,7 @@ class Runner:
         tokens = self._choose_at_ends(batch, output.hidden, chunks).tolist()
         assert output.features is not None
         chosen = iter(tokens)
-        reads_along, reading = stepper.policy.reads_along(len(plan.decodes) + len(chunks)), []
+        num_running, reading = len(plan.decodes) + len(chunks), []
         for b, chunk in enumerate(chunks):
             request = chunk.request
             next_token = next(chosen) if chunk.is_last else request.tokens[chunk.stop]
@@ -136,7 +138,7 @@ class Runner:
                 stepper.drafter.rows.begin(request.id, request.num_head_rows, chunk.start)
             if request.bounds:
                 stepper.drafter.rows.add(request.id, output.features[batch.query_starts[b] : batch.query_starts[b + 1]])
-                if reads_along and not stepper.drafter.rows[request.id].is_lost:
+                if self.would_draft(request, num_running) and not stepper.drafter.rows[request.id].is_lost:
                     reading.append(prefilled_sequence(chunk, next_token, self._page_size, self._device))
         if reading:
             stepper.drafter.catch_up(reading)

@@ -20,21 +20,17 @@ from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints, ranks_within_owners
 from eagle_rt.speculate.guard import Guard
 from eagle_rt.speculate.policy import DraftPlan, StepRecord, best_of_each, expandable, most_drafts
+from eagle_rt.speculate.prices import Price, Speed
+from eagle_rt.speculate.promises import FIRST_PROMISES, FIRST_WAIT, NUM_COMMON, NUM_OF_A_TRY, NUM_OWN, DraftHistory, Promises
 from eagle_rt.speculate.sequences import HostSequence
 
-# What the best nodes of a draft promise, best first, before any was made: some drafts promise much and some little.
-FIRST_PROMISES = np.array([0.15, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98])[:, None] ** np.arange(1.0, 9.0)
-# How many drafts of a sequence are remembered, and how many of all; a try after a pause counts as several.
-NUM_OWN, NUM_COMMON, NUM_OF_A_TRY = 8, 128, 4
-# Speeds over plain decoding: of how many plain steps the first one is a mean, and how much of them is remembered.
-FIRST_STEPS, SPEED_MEMORY = 2.0, 0.95
-USES_OF_A_PRICE = 16
-# The rows of a typical step with drafts.
-ROWS_OF_A_SEQUENCE, MORE_ROWS = 4.0, 8.0
 # The costs of steps without drafts are looked at now and then only, since those steps are short.
 PLAIN_STEPS_A_CORRECTION = 4
-# After a step in which nothing was worth drafting, so many more go without asking.
-RESTING_STEPS = 3
+# A first level must be worth so many times its cost: of many noisy estimates, those that say that drafts pay are too high.
+CAUTION = 1.1
+USES_OF_A_PRICE = 16
+# After a step in which nothing was worth drafting, some go without asking: the more, the longer that lasts.
+MOST_RESTING_STEPS = 31
 # Of the chances that a node's children are accepted if the node is: its best, its second best, and so on.
 CHILD_RATE, FIRST_CHILDREN = 0.05, (0.6, 0.15, 0.05)
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
@@ -43,48 +39,7 @@ STEPS_AFTER_CATCHING_UP = 64
 # A head that has more rows to read than this, for each sequence, was left behind.
 MOST_ROWS_OF_A_STEP = 12
 # Tries of sequences that do not draft: their share of the time, and the steps between them, which double while they fail.
-TRY_SHARE, FIRST_WAIT, LONGEST_WAIT = 0.01, 16, 512
-
-
-class Promises:
-    """What the latest drafts have promised: [N, P] expected acceptance of their P best nodes, best first.
-
-    Each for itself, since a draft is an option: it is worth the mean of what its nodes are worth, not what its mean nodes are.
-    """
-
-    def __init__(self, begin: Floats) -> None:
-        self.latest = begin.copy()
-        self._next = 0
-
-    def add(self, promises: Floats, times: int = 1) -> None:
-        for _ in range(times):
-            self.latest[self._next] = promises
-            self._next = (self._next + 1) % len(self.latest)
-
-
-class DraftHistory:
-    """What is known of a sequence's drafts."""
-
-    def __init__(self, promises: Promises) -> None:
-        self.promises = promises
-        self.correction = 0.0
-        self.num_idle, self.wait = 0, FIRST_WAIT
-
-
-class Speed:
-    """Of the steps of similar batches over that of plain decoding, as a moving mean."""
-
-    def __init__(self, begin: float) -> None:
-        self._gained, self._plain = begin * FIRST_STEPS, FIRST_STEPS
-
-    def add(self, gained: float, plain: float) -> None:
-        """A step gained so many tokens a sequence, where plain decoding would have gained the others in its time."""
-        self._gained = SPEED_MEMORY * self._gained + gained
-        self._plain = SPEED_MEMORY * self._plain + plain
-
-    @property
-    def value(self) -> float:
-        return self._gained / self._plain
+TRY_SHARE, LONGEST_WAIT = 0.01, 512
 
 
 class AdaptivePolicy:
@@ -93,7 +48,8 @@ class AdaptivePolicy:
     def __init__(self, costs: StepCosts, estimator: AcceptanceEstimator, max_batch_size: int | None) -> None:
         self.costs, self.estimator = costs, estimator
         self.calibration = estimator.calibration
-        self.allowance_ms, self.num_steps, self.num_resting = 0.0, 0, 0
+        self.allowance_ms, self.num_steps = 0.0, 0
+        self.num_resting = self.num_rested = self.resting_size = 0
         self._max_batch_size = max_batch_size
         self._histories: dict[str, DraftHistory] = {}
         self._speeds: dict[tuple[int, bool], Speed] = {}
@@ -104,26 +60,21 @@ class AdaptivePolicy:
         # [2, D, R] for greedy and for sampled sequences, below a node of depth d, of its child of rank r.
         self.children = np.tile(np.array(FIRST_CHILDREN), (2, estimator.max_depth + 1, 1))
 
-    def wants_drafts(self, batch_size: int) -> bool:
+    def wants_drafts(self, batch_size: int, is_sampled: bool) -> bool:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
             return False
-        batch_size = max(1, batch_size)
-        price = self.price(Conditions(batch_size, 64, is_sampled=False))
-        return any(self.pays(price, common.latest) for common in self._common.values())
+        return self.pays(self.price(Conditions(max(1, batch_size), 64, is_sampled)), self._common[is_sampled].latest)
 
     def guard(self, conditions: Conditions) -> Guard:
         return self._guards.setdefault(conditions.bucket, Guard())
 
-    def pays(self, price: "Price", promises: Floats) -> bool:
+    def pays(self, price: Price, promises: Floats) -> bool:
         """Whether it would pay to draft for a whole batch of sequences of such promise."""
-        return bool(price.batch_size * price.utility(promises).mean() > price.starts[-1])
+        return bool(price.batch_size * price.utility(promises).mean() > CAUTION * price.starts[-1])
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         is_allowed = self._max_batch_size is None or len(sequences) <= self._max_batch_size
         return AdaptivePlan(self, sequences, num_missing, is_allowed)
-
-    def reads_along(self, batch_size: int) -> bool:
-        return self.wants_drafts(batch_size)  # a draft that is never made needs no prompt
 
     def forget(self, sequence_id: str) -> None:
         self._histories.pop(sequence_id, None)
@@ -139,9 +90,6 @@ class AdaptivePolicy:
         """What drafts have promised lately for sequences like this one."""
         return self._common[sequence.temperature > 0]
 
-    def plain_ms(self, conditions: Conditions) -> float:
-        return float(self.costs.ms("verify", conditions.batch_size, conditions.batch_size, conditions))
-
     def speed(self, conditions: Conditions) -> Speed:
         """Of batches of about this size; it begins at that of the most similar ones."""
         size, is_sampled = conditions.batch_size.bit_length(), conditions.is_sampled
@@ -150,50 +98,15 @@ class AdaptivePolicy:
             self._speeds[size, is_sampled] = Speed(self._speeds[known[0]].value if known else 1.0)
         return self._speeds[size, is_sampled]
 
-    def price(self, conditions: Conditions) -> "Price":
+    def price(self, conditions: Conditions) -> Price:
         """Worked out anew every few steps, at first every step."""
         price = self._prices.get(conditions.bucket)
         if price is None or price.batch_size != conditions.batch_size or price.num_uses_left == 0:
             num_uses = min(USES_OF_A_PRICE, 2 * price.num_uses) if price else 1
-            price = self._prices[conditions.bucket] = Price(self, conditions, num_uses)
+            price = Price(self.costs, self.speed(conditions).value, conditions, num_uses)
+            self._prices[conditions.bucket] = price
         price.num_uses_left -= 1
         return price
-
-
-class Price:
-    """What time costs in tokens, for the steps of one batch size: `rate` tokens a millisecond; a verified node, a node that is fed
-    to the head, and a further level for each sequence."""
-
-    def __init__(self, policy: AdaptivePolicy, conditions: Conditions, num_uses: int = 1) -> None:
-        batch_size = conditions.batch_size
-        # What one more row costs is a mean over as many as a step has: that of the very next one would be lost in noise.
-        rows = np.array([batch_size, ROWS_OF_A_SEQUENCE * batch_size + MORE_ROWS])
-        rows[1:] = policy.costs.filled_up(rows[1:])
-        num_more = rows[1] - rows[0]
-        verify, level = (policy.costs.ms(part, batch_size, rows, conditions).tolist() for part in ("verify", "level"))
-        # No tree is worth less than plain decoding.
-        self.rate = max(1.0, policy.speed(conditions).value) * batch_size / verify[0]
-        self.node = self.rate * (verify[1] - verify[0]) / num_more
-        self.level_row = self.rate * (level[1] - level[0]) / num_more
-        self.level_sequence = self.rate * level[0] / batch_size
-        self.batch_size = batch_size
-        self.num_uses = self.num_uses_left = num_uses
-        # Of the first level of 0, 1, ... sequences; and of a row that the head has missed.
-        numbers = np.arange(1, batch_size + 1)
-        self.starts = np.concatenate(([0.0], self.rate * starts_ms(policy.costs, numbers, conditions)))
-        start = policy.costs.ms("start", batch_size, np.array([batch_size, 33.0 * batch_size]), conditions).tolist()
-        self.missed_row = self.rate * (start[1] - start[0]) / (32 * batch_size)
-
-    def utility(self, promises: Floats) -> Floats:
-        """Expected tokens of drafts of such promise [..., P] beyond the price of their nodes and of levels past the first."""
-        pays = promises - self.node
-        deeper = np.maximum(0.0, pays[..., 1:] - self.level_row).sum(axis=-1) - self.level_sequence
-        return np.maximum(0.0, pays[..., 0]) + np.maximum(0.0, deeper)
-
-
-def starts_ms(costs: StepCosts, numbers: Ints, conditions: Conditions) -> Floats:
-    """[M] milliseconds of catching up by one row each and drafting a first level, for so many sequences."""
-    return np.array([float(costs.ms("start", number, number, conditions)) for number in numbers.tolist()])
 
 
 class AdaptivePlan:
@@ -225,24 +138,25 @@ class AdaptivePlan:
         it; and tries of others."""
         policy, sequences = self._policy, self._sequences
         indices = [index for index, shape in enumerate(self._shapes) if shape]
-        if policy.num_resting:
+        if policy.num_resting and policy.resting_size == len(sequences):
             policy.num_resting -= 1
             return []
         promises = np.array([policy.history(sequences[index]).promises.latest for index in indices])
         missing = np.array([num_missing[index] for index in indices])
         utilities = price.utility(promises).mean(axis=1) - price.missed_row * np.maximum(0, missing - 1) / STEPS_AFTER_CATCHING_UP
         order = np.argsort(-utilities, kind="stable")
-        worth = np.concatenate(([0.0], utilities[order].cumsum())) - price.starts[: len(indices) + 1]
+        worth = np.concatenate(([0.0], utilities[order].cumsum())) - CAUTION * price.starts[: len(indices) + 1]
         drafters = [indices[place] for place in order[: int(worth.argmax())].tolist()]
         for index in set(indices).difference(drafters):
             history = policy.history(sequences[index])
-            history.num_idle += 1 + RESTING_STEPS
+            history.num_idle += 1 + policy.num_rested
             if history.num_idle >= history.wait:
                 cost = price.missed_row * num_missing[index] + price.starts[1] + price.node
                 if cost / price.rate <= policy.allowance_ms and policy.pays(price, FIRST_PROMISES):
                     policy.allowance_ms -= cost / price.rate
                     drafters.append(index)
-        policy.num_resting = 0 if drafters else RESTING_STEPS
+        policy.num_rested = 0 if drafters else min(MOST_RESTING_STEPS, 1 + 2 * policy.num_rested)
+        policy.num_resting, policy.resting_size = policy.num_rested, len(sequences)
         return sorted(drafters)
 
     def values(self, deeper: Candidates, parent_values: Floats) -> Floats:
@@ -290,9 +204,9 @@ class AdaptivePlan:
             total_ms += part.ms
         # A prompt that is read once says nothing about the steps to come.
         reads_prompts = any(part.part == "start" and part.num_rows > MOST_ROWS_OF_A_STEP * part.batch_size for part in record.parts)
-        if any(self._shapes) and not reads_prompts:
+        if self._price and not reads_prompts:
             gained = record.num_gained / len(self._sequences)
-            policy.speed(self._conditions).add(gained, total_ms / policy.plain_ms(self._conditions))
+            policy.speed(self._conditions).add(gained, total_ms / self._price.plain_ms)
             policy.guard(self._conditions).saw(bool(self.drafters), record.num_gained, total_ms)
         policy.allowance_ms = min(policy.allowance_ms + TRY_SHARE * total_ms, TRY_SHARE * 256 * total_ms)
         if self.drafters:

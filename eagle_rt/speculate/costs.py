@@ -141,19 +141,32 @@ def fitted_cost(observations: Iterable[Observation], is_tiled: bool = False) -> 
     batch_sizes = np.array([point.batch_size for point in points], dtype=np.float64)
     hats = np.stack([np.interp(rows, knots, unit) for unit in np.eye(len(knots))], axis=1)
     ms = np.array([point.ms for point in points])
-    # Relative errors count, so that small steps are met as well as large ones.
-    design = np.concatenate((hats, batch_sizes[:, None]), axis=1) / ms[:, None]
-    smooth = second_differences(knots, design.shape[1])
+    # Unknown are what the first knot costs, what each further one adds, and what a sequence adds. Relative errors count, so that
+    # small steps are met as well as large ones.
+    sums = np.tril(np.ones((len(knots), len(knots))))
+    design = np.concatenate((hats @ sums, batch_sizes[:, None]), axis=1) / ms[:, None]
+    smooth = np.pad(second_differences(knots) @ sums, ((0, 0), (0, 1)))
     system = design.T @ design + smooth.T @ smooth / ms.mean() ** 2 + 1e-9 * np.eye(design.shape[1])
-    solution = np.linalg.solve(system, design.sum(axis=0))
-    per_sequence = max(0.0, float(solution[-1]))
-    values = np.maximum.accumulate(np.maximum(solution[:-1], 1e-6))
+    *steps, per_sequence = solved_without_negatives(system, design.sum(axis=0)).tolist()
+    values = np.maximum(np.cumsum(steps), 1e-6)
     return PartCost(knots, values.tolist(), per_sequence, is_tiled)
 
 
-def second_differences(knots: list[float], width: int) -> Floats:
-    """[len(knots) - 2, width] a weak wish that the slope changes little from knot to knot, which fills in what was not measured."""
-    rows = np.zeros((max(0, len(knots) - 2), width))
+def solved_without_negatives(system: Floats, right: Floats) -> Floats:
+    """x of system @ x = right, where those unknowns that would be negative are 0, the most negative one first."""
+    is_free = np.ones(len(right), dtype=np.bool_)
+    while True:
+        solution = np.zeros(len(right))
+        solution[is_free] = np.linalg.solve(system[np.ix_(is_free, is_free)], right[is_free])
+        if (solution >= 0).all():
+            return solution
+        is_free[solution.argmin()] = False
+
+
+def second_differences(knots: list[float]) -> Floats:
+    """[len(knots) - 2, len(knots)] a weak wish that the slope changes little from knot to knot, which fills in what was not
+    measured."""
+    rows = np.zeros((max(0, len(knots) - 2), len(knots)))
     for index in range(len(rows)):
         left, right = knots[index + 1] - knots[index], knots[index + 2] - knots[index + 1]
         rows[index, index : index + 3] = 1 / left, -1 / left - 1 / right, 1 / right

@@ -24,10 +24,12 @@ from eagle_rt.tree.expand import top_children
 
 @dataclass
 class Draft:
-    """What was drafted in one step. observations: what that took; is_broken: [B] the head gave no numbers."""
+    """What was drafted in one step. observations: what that took, up to `end`, in seconds of the clock; is_broken: [B] the head
+    gave no numbers."""
 
     candidates: Candidates
     observations: list[Observation]
+    end: float
     is_broken: Bools
 
 
@@ -110,7 +112,7 @@ class HostDrafter:
             first_new, candidates = len(candidates), candidates.and_then(deeper)
             then, now = now, time.perf_counter()
             observations.append(Observation("level", int(np.count_nonzero(counts)), len(numbers), 1000 * (now - then)))
-        return Draft(candidates, observations, is_broken)
+        return Draft(candidates, observations, now, is_broken)
 
     def _read_on(self, sequences: Sequence[HostSequence]) -> Tensor:
         ids = [sequence.id for sequence in sequences]

@@ -54,6 +54,7 @@ class HostStepper:
         self.feature_layers = drafter.head.feature_layers
         self._backend, self._simulated_length = backend, simulated_length
         self.feature_size = max(1, len(self.feature_layers)) * target.spec.shape.hidden_size
+        self._learning_ms = 0.0
         self._most_waiting = MOST_WAITING_BYTES // (self.feature_size * target.embedding.dtype.itemsize)
 
     def step(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
@@ -77,7 +78,7 @@ class HostStepper:
             self.drafter.catch_up([sequence for sequence, count in zip(sequences, missing, strict=True) if count])
             mark("extend")
 
-        verify_start = time.perf_counter()
+        verify_start = draft.end if draft else time.perf_counter()
         choose, features = self._verify(sequences, sampling, trees)
         length = self._simulated_length
         paths, tokens = trees.walk(choose) if length is None else simulated_paths(trees, choose, length)
@@ -138,7 +139,8 @@ class HostStepper:
         paths: list[list[int]],
         verify_start: float,
     ) -> None:
-        verify_ms = 1000 * (time.perf_counter() - verify_start)
+        # What is learned from this draft is as much work as what was learned from the last one.
+        verify_ms = 1000 * (time.perf_counter() - verify_start) + (self._learning_ms if draft else 0.0)
         observations = [Observation("verify", len(sequences), len(trees.owners), verify_ms)]
         is_accepted = np.zeros(len(trees.owners))
         for path in paths:
@@ -152,7 +154,10 @@ class HostStepper:
             labels = np.empty(len(kept))
             labels[order] = is_accepted[trees.parents >= 0]
             is_accepted = labels
+        start = time.perf_counter()
         plan.learn(StepRecord(candidates, kept, is_accepted[: len(kept)], sum(map(len, paths)), observations))
+        if draft:
+            self._learning_ms = 1000 * (time.perf_counter() - start)
 
     def _tensor(self, values: Ints | Sequence) -> Tensor:
         return torch.as_tensor(values, device=self.pool.storage.device)

@@ -62,12 +62,9 @@ class TreePolicy(Protocol):
         """num_missing: rows of each sequence that the head has to catch up with before it can draft."""
         ...
 
-    def wants_drafts(self, batch_size: int) -> bool:
-        """Whether a sequence that joins so many would probably draft."""
-        ...
-
-    def reads_along(self, batch_size: int) -> bool:
-        """Whether the head reads a prompt as soon as the target has, without waiting for the first draft."""
+    def wants_drafts(self, batch_size: int, is_sampled: bool) -> bool:
+        """Whether a sequence that makes them so many would probably draft, so that the head reads its prompt along with the
+        target. is_sampled: its temperature is above 0."""
         ...
 
     def forget(self, sequence_id: str) -> None:
@@ -115,14 +112,11 @@ class FixedPolicy:
     def __init__(self, max_batch_size: int | None) -> None:
         self._max_batch_size = max_batch_size
 
-    def wants_drafts(self, batch_size: int) -> bool:
+    def wants_drafts(self, batch_size: int, is_sampled: bool) -> bool:
         return self._max_batch_size is None or batch_size <= self._max_batch_size
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
-        return FixedPlan(sequences, self.wants_drafts(len(sequences)))
-
-    def reads_along(self, batch_size: int) -> bool:
-        return self.wants_drafts(batch_size)
+        return FixedPlan(sequences, self.wants_drafts(len(sequences), is_sampled=False))
 
     def forget(self, sequence_id: str) -> None:
         pass

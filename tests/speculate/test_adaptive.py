@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
-from eagle_rt.speculate.adaptive import AdaptivePolicy, Price
+from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import Conditions, PartCost, StepCosts
 from eagle_rt.speculate.guard import DRAFTS_A_PLAIN_STEP, FIRST_BAN, Guard
 
@@ -52,7 +52,7 @@ def test_the_guard_follows_a_change() -> None:
 @pytest.mark.parametrize(("node", "expected"), [(0.001, 4), (2.0, 2), (6.0, 1), (9.5, 0)])
 def test_as_many_nodes_are_verified_as_are_worth_their_row(node: float, expected: int) -> None:
     """At 10 ms a plain step, a node of x ms has to be accepted with a probability of x / 10."""
-    price = Price(policy(costs(0.1, 0.1, node)), Conditions(1, 64.0, is_sampled=False))
+    price = Price(costs(0.1, 0.1, node), 1.0, Conditions(1, 64.0, is_sampled=False))
     promises = np.array([0.9, 0.5, 0.1, 0.05])
     assert np.count_nonzero(promises > price.node) == expected
     assert price.node == pytest.approx(node / 10, rel=1e-3)

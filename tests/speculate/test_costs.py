@@ -37,6 +37,24 @@ def test_one_measurement_is_enough() -> None:
     assert float(cost.ms(1, 50, when(1))) > 0
 
 
+@pytest.mark.parametrize("batch_sizes", [(1,), (1, 4, 16)])
+def test_a_jump_between_two_numbers_of_rows_is_met(batch_sizes: tuple[int, ...]) -> None:
+    """Products of one row and of two may be of different kinds. With one batch size, what a sequence adds cannot be told apart."""
+    by_rows = {1: 5.2, 2: 7.8, 4: 7.8, 8: 8.4, 16: 9.7, 24: 12.0}
+    points = [Observation("verify", size, rows, ms + 0.3 * size) for size in batch_sizes for rows, ms in by_rows.items()]
+    cost = fitted_cost(points)
+    for point in points:
+        assert float(cost.ms(point.batch_size, point.num_rows, when(point.batch_size))) == pytest.approx(point.ms, rel=0.02)
+
+
+def test_rows_are_filled_up_to_whole_tiles() -> None:
+    by_tiles = {1: 50.0, 16: 52.0, 48: 60.0, 64: 66.0, 128: 100.0}
+    cost = fitted_cost([Observation("verify", 4, rows, ms) for rows, ms in by_tiles.items()], is_tiled=True)
+    for num_rows, tiles in ((17, 48), (40, 48), (49, 64), (113, 128)):
+        assert float(cost.ms(4, num_rows, when(4))) == pytest.approx(by_tiles[tiles], rel=0.02)
+    assert float(cost.ms(4, 65, when(4))) == float(cost.ms(4, 80, when(4))) > 1.05 * by_tiles[64]
+
+
 def test_it_follows_a_machine_that_slows_down() -> None:
     cost = fitted_cost(measured("verify"))
     for _ in range(60):

@@ -1,0 +1,64 @@
+"""What time costs in tokens."""
+
+import numpy as np
+
+from eagle_rt.speculate.costs import Conditions, StepCosts
+from eagle_rt.speculate.forest import Floats, Ints
+
+# Speeds over plain decoding: of how many plain steps the first one is a mean, and how much of them is remembered.
+FIRST_STEPS, SPEED_MEMORY = 2.0, 0.95
+# The rows of a typical step with drafts.
+ROWS_OF_A_SEQUENCE, MORE_ROWS = 4.0, 8.0
+
+
+class Speed:
+    """Of the steps of similar batches over that of plain decoding, as a moving mean."""
+
+    def __init__(self, begin: float) -> None:
+        self._gained, self._plain = begin * FIRST_STEPS, FIRST_STEPS
+
+    def add(self, gained: float, plain: float) -> None:
+        """A step gained so many tokens a sequence, where plain decoding would have gained the others in its time."""
+        self._gained = SPEED_MEMORY * self._gained + gained
+        self._plain = SPEED_MEMORY * self._plain + plain
+
+    @property
+    def value(self) -> float:
+        return self._gained / self._plain
+
+
+class Price:
+    """What time costs in tokens, for the steps of one batch size: `rate` tokens a millisecond; a verified node, a node that is fed
+    to the head, and a further level for each sequence. speed: of steps, over that of plain decoding."""
+
+    def __init__(self, costs: StepCosts, speed: float, conditions: Conditions, num_uses: int = 1) -> None:
+        batch_size = conditions.batch_size
+        # What one more row costs is a mean over as many as a step has: that of the very next one would be lost in noise.
+        rows = np.array([batch_size, ROWS_OF_A_SEQUENCE * batch_size + MORE_ROWS])
+        rows[1:] = costs.filled_up(rows[1:])
+        num_more = rows[1] - rows[0]
+        verify, level = (costs.ms(part, batch_size, rows, conditions).tolist() for part in ("verify", "level"))
+        # No tree is worth less than plain decoding.
+        self.plain_ms: float = verify[0]
+        self.rate = max(1.0, speed) * batch_size / self.plain_ms
+        self.node = self.rate * (verify[1] - verify[0]) / num_more
+        self.level_row = self.rate * (level[1] - level[0]) / num_more
+        self.level_sequence = self.rate * level[0] / batch_size
+        self.batch_size = batch_size
+        self.num_uses = self.num_uses_left = num_uses
+        # Of the first level of 0, 1, ... sequences; and of a row that the head has missed.
+        numbers = np.arange(1, batch_size + 1)
+        self.starts = np.concatenate(([0.0], self.rate * starts_ms(costs, numbers, conditions)))
+        start = costs.ms("start", batch_size, np.array([batch_size, 33.0 * batch_size]), conditions).tolist()
+        self.missed_row = self.rate * (start[1] - start[0]) / (32 * batch_size)
+
+    def utility(self, promises: Floats) -> Floats:
+        """Expected tokens of drafts of such promise [..., P] beyond the price of their nodes and of levels past the first."""
+        pays = promises - self.node
+        deeper = np.maximum(0.0, pays[..., 1:] - self.level_row).sum(axis=-1) - self.level_sequence
+        return np.maximum(0.0, pays[..., 0]) + np.maximum(0.0, deeper)
+
+
+def starts_ms(costs: StepCosts, numbers: Ints, conditions: Conditions) -> Floats:
+    """[M] milliseconds of catching up by one row each and drafting a first level, for so many sequences."""
+    return np.array([float(costs.ms("start", number, number, conditions)) for number in numbers.tolist()])
