@@ -7,6 +7,7 @@ from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import Conditions, PartCost, StepCosts
 from eagle_rt.speculate.guard import DRAFTS_A_PLAIN_STEP, FIRST_BAN, Guard
+from eagle_rt.speculate.prices import Price
 
 
 def costs(start: float, level: float, node: float) -> StepCosts:
