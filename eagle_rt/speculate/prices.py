@@ -3,7 +3,7 @@
 import numpy as np
 
 from eagle_rt.speculate.costs import Conditions, StepCosts
-from eagle_rt.speculate.forest import Floats, Ints
+from eagle_rt.speculate.forest import Floats
 
 # Speeds over plain decoding: of how many plain steps the first one is a mean, and how much of them is remembered.
 FIRST_STEPS, SPEED_MEMORY = 2.0, 0.95
@@ -48,7 +48,7 @@ class Price:
         self.num_uses = self.num_uses_left = num_uses
         # Of the first level of 0, 1, ... sequences; and of a row that the head has missed.
         numbers = np.arange(1, batch_size + 1)
-        self.starts = np.concatenate(([0.0], self.rate * starts_ms(costs, numbers, conditions)))
+        self.starts = np.concatenate(([0.0], self.rate * costs.ms("start", numbers, numbers.astype(np.float64), conditions)))
         start = costs.ms("start", batch_size, np.array([batch_size, 33.0 * batch_size]), conditions).tolist()
         self.missed_row = self.rate * (start[1] - start[0]) / (32 * batch_size)
 
@@ -57,8 +57,3 @@ class Price:
         pays = promises - self.node
         deeper = np.maximum(0.0, pays[..., 1:] - self.level_row).sum(axis=-1) - self.level_sequence
         return np.maximum(0.0, pays[..., 0]) + np.maximum(0.0, deeper)
-
-
-def starts_ms(costs: StepCosts, numbers: Ints, conditions: Conditions) -> Floats:
-    """[M] milliseconds of catching up by one row each and drafting a first level, for so many sequences."""
-    return np.array([float(costs.ms("start", number, number, conditions)) for number in numbers.tolist()])
