@@ -32,6 +32,8 @@ from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 HOSTILE = "hostile"
 HALF_SECOND = 0.5
+# Replies are so many times --max-new-tokens long. Were they all alike, only plain decoding would read all prompts of a batch at once.
+LENGTHS = (0.5, 1.25, 0.75, 1.5, 1.0)
 
 
 def workload(name: str, args: argparse.Namespace, info: ModelInfo, count: int, first: int = 0) -> Workload:
@@ -88,7 +90,8 @@ def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: Samp
         core.forget_metrics()
         core.scheduler.forget_prefixes()
         for number, prompt in enumerate(prompts):
-            core.submit(str(number), prompt, sampling)
+            length = round(sampling.max_new_tokens * LENGTHS[number % len(LENGTHS)])
+            core.submit(str(number), prompt, replace(sampling, max_new_tokens=length))
     num_tokens, seconds = dict.fromkeys(cores, 0), dict.fromkeys(cores, 0.0)
     while behind := [core for core in cores if core.scheduler.waiting or is_full(core)]:
         core = min(behind, key=num_tokens.__getitem__)
