@@ -32,7 +32,7 @@ from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 HOSTILE = "hostile"
 HALF_SECOND = 0.5
-# Replies are so many times --max-new-tokens long. Were they all alike, only plain decoding would read all prompts of a batch at once.
+# Replies are so many times --max-new-tokens long. Were all alike, only plain decoding would read all prompts of a batch at once.
 LENGTHS = (0.5, 1.25, 0.75, 1.5, 1.0)
 
 
