@@ -1,0 +1,49 @@
+"""The benchmark of adaptive trees runs through, and compares like with like."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import adaptive
+from eagle_rt.engine.core import EngineCore
+
+
+def run(monkeypatch: pytest.MonkeyPatch, output: Path, command: str) -> dict:
+    monkeypatch.setattr(sys, "argv", ["adaptive.py", *command.split(), "--output", str(output)])
+    adaptive.main()
+    (file,) = output.glob("*.json")
+    return json.loads(file.read_text())
+
+
+def test_points_compare_the_same_texts(target_dir: Path, head_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = f"--device cpu --model-path {target_dir} --speculative-draft-model-path {head_dir} --max-total-tokens 2048"
+    settings = "--datasets hostile --batch-size 2 --temperatures 0 1 --trees 2,1,3 --bounds 2,2,5 --max-new-tokens 8 --repeats 2"
+    progress: list[list[int]] = []
+    original = adaptive.full_rates
+
+    def watched(cores: list, prompts: list, sampling: object) -> list[float]:
+        counts = [0] * len(cores)
+        for index, core in enumerate(cores):
+
+            def step(index: int = index, core: EngineCore = core) -> list:
+                events = EngineCore.step(core)
+                counts[index] += sum(len(event.tokens) for event in events)
+                progress.append(counts.copy())
+                return events
+
+            core.step = step
+        return original(cores, prompts, sampling)
+
+    monkeypatch.setattr(adaptive, "full_rates", watched)
+    document = run(monkeypatch, tmp_path, f"points {pair} {settings}")
+    assert [row["temperature"] for row in document["rows"]] == [0, 1]
+    for row in document["rows"]:
+        assert set(row["tokens_per_second"]) == {"none", "fixed (2, 1, 3)", "adaptive (2, 2, 5)"}
+        assert min(row["tokens_per_second"].values()) > 0
+        assert row["accepted"]["none"] == 1
+        assert row["step_ms"]["none"]["verify"] > 0
+    # No engine runs ahead of another by more than a step's tokens for two requests.
+    assert all(max(counts) - min(counts) <= 2 * 5 + 2 for counts in progress if min(counts) > 0)
+    assert {row["setting"] for row in document["mix"]} == set(document["rows"][0]["tokens_per_second"])
