@@ -23,7 +23,7 @@ CONTEXT = 64
 # Rows that a head has to read before it drafts: after a step, and after a pause.
 MISSING_ROWS = (1, 3, 32)
 # Rounds of one step of every batch size and tree, so that a machine that is slow for a while is slow for all of them; the first
-# pays for what is then kept. There are as many as the first time allows; below LEAST_ROUNDS it is the second.
+# pays for what is then kept. The least number of rounds is cut short only by TIME_LIMIT_S, and more begin within ROUNDS_S only.
 MOST_ROUNDS, LEAST_ROUNDS, ROUNDS_S, TIME_LIMIT_S = 12, 5, 3.0, 9.0
 
 

@@ -99,7 +99,7 @@ class PartCost:
 
     def uncorrected(self, num_sequences: Ints | int, rows: Floats) -> Floats:
         knots, values = self.knots, self.values
-        rows = filled_up(rows) if self.is_tiled else rows
+        rows = filled_up(rows, self.is_tiled)
         by_rows = np.interp(rows, knots, values)
         if len(knots) > 1:
             slope = max(0.0, (values[-1] - values[-2]) / (knots[-1] - knots[-2]))
@@ -126,18 +126,18 @@ class PartCost:
         return self.corrections[min(met, key=distance)] if met else None
 
 
-def filled_up(rows: Floats) -> Floats:
-    return TILED_ROWS[np.minimum(np.ceil(rows), len(TILED_ROWS) - 1).astype(np.int64)]
+def filled_up(rows: Floats, is_tiled: bool) -> Floats:
+    """As many rows as cost what so many do."""
+    return TILED_ROWS[np.minimum(np.ceil(rows), len(TILED_ROWS) - 1).astype(np.int64)] if is_tiled else rows
 
 
 def fitted_cost(observations: Iterable[Observation], is_tiled: bool = False) -> PartCost:
     """The least squares fit to measurements of one part, of which at least one is needed; more rows never cost less."""
     points = list(observations)
-    rows = np.array([point.num_rows for point in points], dtype=np.float64)
-    rows = filled_up(rows) if is_tiled else rows
+    rows = filled_up(np.array([point.num_rows for point in points], dtype=np.float64), is_tiled)
     largest = int(rows.max())
     powers: Floats = np.exp2(np.arange(largest.bit_length(), dtype=np.float64))
-    knots = sorted({*(filled_up(powers) if is_tiled else powers).clip(max=largest).tolist(), float(largest)})
+    knots = sorted({*filled_up(powers, is_tiled).clip(max=largest).tolist(), float(largest)})
     batch_sizes = np.array([point.batch_size for point in points], dtype=np.float64)
     hats = np.stack([np.interp(rows, knots, unit) for unit in np.eye(len(knots))], axis=1)
     ms = np.array([point.ms for point in points])
@@ -181,7 +181,7 @@ class StepCosts:
 
     def filled_up(self, num_rows: Floats) -> Floats:
         """As many rows as cost what num_rows do."""
-        return filled_up(num_rows) if self.parts["verify"].is_tiled else num_rows
+        return filled_up(num_rows, self.parts["verify"].is_tiled)
 
     def ms(self, part: str, num_sequences: Ints | int, num_rows: Floats | float, conditions: Conditions) -> Floats:
         return self.parts[part].ms(num_sequences, num_rows, conditions)
