@@ -17,11 +17,11 @@ import numpy as np
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.costs import Conditions, StepCosts
-from eagle_rt.speculate.forest import Candidates, Floats, Ints, ranks_within_owners
+from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.guard import Guard
 from eagle_rt.speculate.policy import DraftPlan, StepRecord, best_of_each, expandable, most_drafts
-from eagle_rt.speculate.prices import Price, Speed
-from eagle_rt.speculate.promises import FIRST_PROMISES, FIRST_WAIT, NUM_COMMON, NUM_OF_A_TRY, NUM_OWN, DraftHistory, Promises
+from eagle_rt.speculate.prices import ROWS_READ, Price, Speed
+from eagle_rt.speculate.promises import FIRST_WAIT, HOPED_FOR, CommonPromises, DraftHistory, promises_of
 from eagle_rt.speculate.sequences import HostSequence
 
 # The costs of steps without drafts are looked at now and then only, since those steps are short.
@@ -35,7 +35,7 @@ MOST_RESTING_STEPS = 31
 CHILD_RATE, FIRST_CHILDREN = 0.05, (0.6, 0.15, 0.05)
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
 # Over so many steps the price of reading what a head has missed is spread.
-STEPS_AFTER_CATCHING_UP = 64
+STEPS_AFTER_CATCHING_UP = 16
 # A head that has more rows to read than this, for each sequence, was left behind.
 MOST_ROWS_OF_A_STEP = 12
 # Tries of sequences that do not draft: their share of the time, and the steps between them, which double while they fail.
@@ -55,8 +55,8 @@ class AdaptivePolicy:
         self._speeds: dict[tuple[int, bool], Speed] = {}
         self._guards: dict[tuple[int, int, bool], Guard] = {}
         self._prices: dict[tuple[int, int, bool], Price] = {}
-        first = FIRST_PROMISES.repeat(NUM_COMMON // len(FIRST_PROMISES), axis=0)
-        self._common = {is_sampled: Promises(first) for is_sampled in (False, True)}
+        # What drafts have promised lately, for greedy and for sampled sequences.
+        self._common = {is_sampled: CommonPromises() for is_sampled in (False, True)}
         # [2, D, R] for greedy and for sampled sequences, below a node of depth d, of its child of rank r.
         self.children = np.tile(np.array(FIRST_CHILDREN), (2, estimator.max_depth + 1, 1))
 
@@ -82,13 +82,8 @@ class AdaptivePolicy:
     def history(self, sequence: HostSequence) -> DraftHistory:
         history = self._histories.get(sequence.id)
         if history is None:
-            like_it = self.common(sequence).latest[:: NUM_COMMON // NUM_OWN]
-            history = self._histories[sequence.id] = DraftHistory(Promises(like_it))
+            history = self._histories[sequence.id] = DraftHistory(self._common[sequence.temperature > 0])
         return history
-
-    def common(self, sequence: HostSequence) -> Promises:
-        """What drafts have promised lately for sequences like this one."""
-        return self._common[sequence.temperature > 0]
 
     def speed(self, conditions: Conditions) -> Speed:
         """Of batches of about this size; it begins at that of the most similar ones."""
@@ -141,9 +136,10 @@ class AdaptivePlan:
         if policy.num_resting and policy.resting_size == len(sequences):
             policy.num_resting -= 1
             return []
-        promises = np.array([policy.history(sequences[index]).promises.latest for index in indices])
+        promises = np.array([policy.history(sequences[index]).promises for index in indices])
         missing = np.array([num_missing[index] for index in indices])
-        utilities = price.utility(promises).mean(axis=1) - price.missed_row * np.maximum(0, missing - 1) / STEPS_AFTER_CATCHING_UP
+        utilities = price.utility(promises).mean(axis=1)
+        utilities -= price.missed_row * np.maximum(0, missing - ROWS_READ) / STEPS_AFTER_CATCHING_UP
         order = np.argsort(-utilities, kind="stable")
         worth = np.concatenate(([0.0], utilities[order].cumsum())) - CAUTION * price.starts[: len(indices) + 1]
         drafters = [indices[place] for place in order[: int(worth.argmax())].tolist()]
@@ -152,7 +148,7 @@ class AdaptivePlan:
             history.num_idle += 1 + policy.num_rested
             if history.num_idle >= history.wait:
                 cost = price.missed_row * num_missing[index] + price.starts[1] + price.node
-                if cost / price.rate <= policy.allowance_ms and policy.pays(price, FIRST_PROMISES):
+                if cost / price.rate <= policy.allowance_ms and policy.pays(price, HOPED_FOR):
                     policy.allowance_ms -= cost / price.rate
                     drafters.append(index)
         policy.num_rested = 0 if drafters else min(MOST_RESTING_STEPS, 1 + 2 * policy.num_rested)
@@ -222,26 +218,16 @@ class AdaptivePlan:
         conditional = np.exp(estimator.log_probabilities(inputs, self._corrections[kept.owners]))
         surprise = np.bincount(kept.owners, np.where(is_asked, labels - conditional, 0.0), len(self._sequences)).tolist()
         estimator.observe(inputs[is_asked], labels[is_asked])
-        promises = self._promises(candidates)
+        promises = promises_of(candidates, len(self._sequences))
         for index in self.drafters:
-            sequence = self._sequences[index]
-            history, common = policy.history(sequence), policy.common(sequence)
+            history = policy.history(self._sequences[index])
             correction = CORRECTION_DECAY * history.correction + CORRECTION_STEP * surprise[index]
             history.correction = min(MAX_CORRECTION, max(-MAX_CORRECTION, correction))
-            history.promises.add(promises[index], times=NUM_OF_A_TRY if history.num_idle else 1)
-            common.add(promises[index])
+            history.add(promises[index])
             if history.num_idle:
-                has_failed = self._price is None or not policy.pays(self._price, history.promises.latest)
+                has_failed = self._price is None or not policy.pays(self._price, history.promises)
                 history.wait = min(LONGEST_WAIT, 2 * history.wait) if has_failed else FIRST_WAIT
                 history.num_idle = 0
-
-    def _promises(self, candidates: Candidates) -> Floats:
-        """[B, P] the probabilities of each sequence's best nodes, best first."""
-        promises = np.zeros((len(self._sequences), FIRST_PROMISES.shape[1]))
-        ranks = ranks_within_owners(candidates.owners, candidates.values)
-        best = ranks < promises.shape[1]
-        promises[candidates.owners[best], ranks[best]] = np.exp(candidates.values[best])
-        return promises
 
     def _learn_children(self, deeper: Candidates, parent_values: Floats, values: Floats) -> None:
         """What the children of one level promise, by their rank; those of likely parents count most."""

@@ -9,6 +9,8 @@ from eagle_rt.speculate.forest import Floats
 FIRST_STEPS, SPEED_MEMORY = 2.0, 0.95
 # The rows of a typical step with drafts.
 ROWS_OF_A_SEQUENCE, MORE_ROWS = 4.0, 8.0
+# The rows of a sequence that a head reads before it drafts: what the step before has gained.
+ROWS_READ = 3.0
 
 
 class Speed:
@@ -28,32 +30,41 @@ class Speed:
 
 
 class Price:
-    """What time costs in tokens, for the steps of one batch size: `rate` tokens a millisecond; a verified node, a node that is fed
-    to the head, and a further level for each sequence. speed: of steps, over that of plain decoding."""
+    """What time costs in tokens, for the steps of one batch size: `rate` tokens a millisecond; verifying anything at all, and each
+    node; a node that is fed to the head, and a further level for each sequence. speed: of steps, over that of plain decoding."""
 
     def __init__(self, costs: StepCosts, speed: float, conditions: Conditions, num_uses: int = 1) -> None:
         batch_size = conditions.batch_size
-        # What one more row costs is a mean over as many as a step has: that of the very next one would be lost in noise.
-        rows = np.array([batch_size, ROWS_OF_A_SEQUENCE * batch_size + MORE_ROWS])
+        # What one more row costs is a mean over as many as a step has: that of the very next one would be lost in noise. But the
+        # first of all may cost more than all others.
+        rows = np.array([batch_size, 2.0 * batch_size, ROWS_OF_A_SEQUENCE * batch_size + MORE_ROWS])
         rows[1:] = costs.filled_up(rows[1:])
-        num_more = rows[1] - rows[0]
         verify, level = (costs.ms(part, batch_size, rows, conditions).tolist() for part in ("verify", "level"))
         # No tree is worth less than plain decoding.
         self.plain_ms: float = verify[0]
         self.rate = max(1.0, speed) * batch_size / self.plain_ms
-        self.node = self.rate * (verify[1] - verify[0]) / num_more
-        self.level_row = self.rate * (level[1] - level[0]) / num_more
+        mean, past_first = ((verify[2] - verify[place]) / (rows[2] - rows[place]) for place in (0, 1))
+        self.node = self.rate * min(mean, past_first)
+        self.any_node = self.rate * (verify[2] - verify[0]) - self.node * (rows[2] - rows[0])
+        self.level_row = self.rate * (level[2] - level[0]) / (rows[2] - rows[0])
         self.level_sequence = self.rate * level[0] / batch_size
         self.batch_size = batch_size
         self.num_uses = self.num_uses_left = num_uses
-        # Of the first level of 0, 1, ... sequences; and of a row that the head has missed.
-        numbers = np.arange(1, batch_size + 1)
-        self.starts = np.concatenate(([0.0], self.rate * costs.ms("start", numbers, numbers.astype(np.float64), conditions)))
+        # Of the first level of 0, 1, ... sequences; and of a row that the head has missed before.
+        numbers = np.arange(1.0, batch_size + 1)
+        self.starts = np.concatenate(
+            ([0.0], self.rate * costs.ms("start", np.arange(1, batch_size + 1), ROWS_READ * numbers, conditions))
+        )
+        self.starts[1:] += self.any_node * (1.0 - numbers / batch_size)  # what the shares in `utility` don't add up to
         start = costs.ms("start", batch_size, np.array([batch_size, 33.0 * batch_size]), conditions).tolist()
         self.missed_row = self.rate * (start[1] - start[0]) / (32 * batch_size)
 
     def utility(self, promises: Floats) -> Floats:
-        """Expected tokens of drafts of such promise [..., P] beyond the price of their nodes and of levels past the first."""
-        pays = promises - self.node
-        deeper = np.maximum(0.0, pays[..., 1:] - self.level_row).sum(axis=-1) - self.level_sequence
-        return np.maximum(0.0, pays[..., 0]) + np.maximum(0.0, deeper)
+        """Expected tokens of drafts of such promise [..., D, R] beyond the price of their nodes and of levels past the first."""
+        nodes, levels = (
+            np.full((promises.shape[-2], 1), self.node + self.level_row),
+            np.full(promises.shape[-2], self.level_sequence),
+        )
+        nodes[0], levels[0] = self.node, 0.0
+        gains = np.maximum(0.0, promises - nodes).sum(axis=-1) - levels
+        return np.maximum(0.0, gains.cumsum(axis=-1).max(axis=-1) - self.any_node / self.batch_size)

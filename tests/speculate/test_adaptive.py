@@ -63,6 +63,30 @@ def test_a_first_level_is_the_cheaper_the_more_share_it() -> None:
     """Of promises too small for one of the batch to pay for a level, all together do."""
     shared = policy(costs(start=3.0, level=50.0, node=0.1))
     price = shared.price(Conditions(8, 64.0, is_sampled=False))
-    promises = np.array([0.5, 0.0])
+    promises = np.array([[0.5], [0.0]])
     assert price.utility(promises) < price.starts[1]
     assert shared.pays(price, promises)
+
+
+def test_every_level_has_its_price() -> None:
+    """A draft is worth its levels down to where they stop paying, each for itself."""
+    price = Price(costs(start=0.1, level=3.0, node=0.1), 1.0, Conditions(1, 64.0, is_sampled=False))
+    promises = np.array([[0.9, 0.3], [0.8, 0.1], [0.25, 0.0]])
+    node, deeper = price.node, price.node + price.level_row
+    expected = 0.9 + 0.3 - 2 * node + 0.8 + 0.1 - 2 * deeper - price.level_sequence
+    assert price.utility(promises) == pytest.approx(expected)
+    assert deeper + price.level_sequence > 0.25
+
+
+def test_the_first_verified_row_may_cost_more_than_all_others() -> None:
+    """Drafts that promise less than that are worth nothing, those that promise more are worth the rest; where all draft they share
+    it, and where few do they pay it all."""
+    conditions = Conditions(4, 64.0, is_sampled=False)
+    jump = costs(start=0.1, level=50.0, node=0.1)
+    verify = jump.parts["verify"]
+    verify.knots, verify.values = [4.0, 8.0, 24.0], [10.0, 18.4, 20.0]
+    price = Price(jump, 1.0, conditions)
+    assert (price.node, price.any_node) == (pytest.approx(0.04), pytest.approx(3.2))
+    assert price.utility(np.array([[0.8]])) == 0.0
+    assert price.utility(np.array([[0.9]])) == pytest.approx(0.9 - 0.04 - 3.2 / 4)
+    assert price.starts[2] - price.starts[4] == pytest.approx(3.2 / 2, abs=0.05)

@@ -17,11 +17,19 @@ from eagle_rt.tree_shape import TreeShape
 BOUNDS = TreeShape(6, 4, 24)
 FIXED = [TreeShape(1, 1, 2), TreeShape(2, 1, 3), TreeShape(3, 1, 4), TreeShape(3, 2, 8), TreeShape(4, 2, 6), TreeShape(5, 4, 16)]
 TEXT_LENGTH = 60
-# Rows and milliseconds of each part, and what a sequence adds: like a small model that reads its weights once a pass.
+# Rows and milliseconds of each part, and what a sequence adds: like a small model that reads its weights once a pass, and like a
+# tiny one, of which a second row takes nearly as long as the first.
 TIMES = {
-    "start": ([1, 12, 128, 1024], [7.5, 8.0, 12.0, 51.0], 0.12),
-    "level": ([1, 16, 64, 256], [6.0, 7.0, 9.5, 20.0], 0.13),
-    "verify": ([1, 8, 16, 17, 32, 64, 128, 1024], [60.0, 65.0, 71.0, 76.0, 91.0, 122.0, 175.0, 1100.0], 0.7),
+    "small": {
+        "start": ([1, 12, 128, 1024], [7.5, 8.0, 12.0, 51.0], 0.12),
+        "level": ([1, 16, 64, 256], [6.0, 7.0, 9.5, 20.0], 0.13),
+        "verify": ([1, 8, 16, 17, 32, 64, 128, 1024], [60.0, 65.0, 71.0, 76.0, 91.0, 122.0, 175.0, 1100.0], 0.7),
+    },
+    "tiny": {
+        "start": ([1, 4, 16, 64, 1024], [1.7, 2.6, 3.5, 6.0, 50.0], 0.4),
+        "level": ([1, 4, 16, 64, 256], [1.9, 2.7, 3.5, 6.0, 16.0], 0.4),
+        "verify": ([1, 2, 4, 8, 16, 32, 64, 1024], [4.6, 8.1, 8.2, 9.0, 11.0, 16.0, 26.0, 300.0], 0.5),
+    },
 }
 
 
@@ -69,12 +77,12 @@ def made_up_texts(sureness: float) -> list[list[Forest]]:
 
 
 class Clock:
-    def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
+    def __init__(self, model: str, seed: int) -> None:
+        self._times, self._rng = TIMES[model], np.random.default_rng(seed)
 
     def ms(self, part: str, batch_size: int, num_rows: int) -> float:
         """Other programs make a part a little longer than it would be, whatever its size."""
-        rows, times, each = TIMES[part]
+        rows, times, each = self._times[part]
         noise = abs(self._rng.standard_normal())
         return float(np.interp(num_rows, rows, times)) + each * batch_size + 0.1 * noise * times[0]
 
@@ -82,9 +90,11 @@ class Clock:
 class Replay:
     """A batch that is always full, served with the decisions of a policy."""
 
-    def __init__(self, policy: TreePolicy, texts: list[list[Forest]], batch_size: int, bounds: TreeShape | None) -> None:
+    def __init__(
+        self, model: str, policy: TreePolicy, texts: list[list[Forest]], batch_size: int, bounds: TreeShape | None
+    ) -> None:
         self._policy, self._texts, self._bounds = policy, texts, bounds
-        self._clock, self._num_begun = Clock(7), 0
+        self._clock, self._num_begun = Clock(model, 7), 0
         self._running = [self._next() for _ in range(batch_size)]
         for index, state in enumerate(self._running):
             state.position = 17 * index % TEXT_LENGTH
@@ -173,10 +183,10 @@ class Running:
         return self.text[self.position]
 
 
-def measured_costs() -> StepCosts:
-    clock, observations = Clock(1), []
+def measured_costs(model: str) -> StepCosts:
+    clock, observations = Clock(model, 1), []
     for batch_size in (1, 4, 32):
-        for part in TIMES:
+        for part in TIMES[model]:
             for each in (1, 2, 4, 8):
                 times = [clock.ms(part, batch_size, each * batch_size) for _ in range(3)]
                 observations.append(Observation(part, batch_size, each * batch_size, float(np.median(times))))
@@ -185,11 +195,12 @@ def measured_costs() -> StepCosts:
 
 @pytest.mark.parametrize("sureness", [0.8, 0.6, 0.3, 0.05])
 @pytest.mark.parametrize("batch_size", [1, 4, 16, 32])
-def test_adaptive_trees_pay(sureness: float, batch_size: int) -> None:
+@pytest.mark.parametrize("model", list(TIMES))
+def test_adaptive_trees_pay(model: str, batch_size: int, sureness: float) -> None:
     """At least 0.97 times no speculation and the best fixed tree, from the first step on, and where drafts hardly pay."""
     texts, num_tokens = made_up_texts(sureness), max(1500, 120 * batch_size)
-    none = Replay(FixedPolicy(None), texts, batch_size, None).speed(num_tokens)
-    fixed = max(Replay(FixedPolicy(None), texts, batch_size, tree).speed(num_tokens) for tree in FIXED)
-    policy = AdaptivePolicy(measured_costs(), AcceptanceEstimator(BOUNDS.num_steps), None)
-    adaptive = Replay(policy, texts, batch_size, BOUNDS).speed(num_tokens)
+    none = Replay(model, FixedPolicy(None), texts, batch_size, None).speed(num_tokens)
+    fixed = max(Replay(model, FixedPolicy(None), texts, batch_size, tree).speed(num_tokens) for tree in FIXED)
+    policy = AdaptivePolicy(measured_costs(model), AcceptanceEstimator(BOUNDS.num_steps), None)
+    adaptive = Replay(model, policy, texts, batch_size, BOUNDS).speed(num_tokens)
     assert adaptive > 0.97 * max(none, fixed), (adaptive / none, fixed / none)
