@@ -25,7 +25,7 @@ from eagle_rt.speculate.promises import FIRST_WAIT, HOPED_FOR, CommonPromises, D
 from eagle_rt.speculate.sequences import HostSequence
 
 # The costs of steps without drafts are looked at now and then only, since those steps are short.
-PLAIN_STEPS_A_CORRECTION = 4
+PLAIN_STEPS_A_CORRECTION = 8
 # A first level must be worth so many times its cost: of many noisy estimates, those that say that drafts pay are too high.
 CAUTION = 1.1
 USES_OF_A_PRICE = 16

@@ -24,6 +24,8 @@ from eagle_rt.speculate.simulate import simulated_paths
 
 # Features that wait for the head take no more memory than this.
 MOST_WAITING_BYTES = 256 * 2**20
+# Of a step without drafts.
+NO_CANDIDATES, NO_NUMBERS, NO_LABELS = no_candidates(), np.zeros(0, dtype=np.int64), np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -140,24 +142,22 @@ class HostStepper:
         verify_start: float,
     ) -> None:
         # What is learned from this draft is as much work as what was learned from the last one.
-        verify_ms = 1000 * (time.perf_counter() - verify_start) + (self._learning_ms if draft else 0.0)
-        observations = [Observation("verify", len(sequences), len(trees.owners), verify_ms)]
+        start = time.perf_counter()
+        verify_ms = 1000 * (start - verify_start) + (self._learning_ms if draft else 0.0)
+        observation = Observation("verify", len(sequences), len(trees.owners), verify_ms)
+        num_gained = sum(map(len, paths))
+        if draft is None or kept is None:
+            plan.learn(StepRecord(NO_CANDIDATES, NO_NUMBERS, NO_LABELS, num_gained, [observation]))
+            return
         is_accepted = np.zeros(len(trees.owners))
         for path in paths:
             is_accepted[path] = 1.0
-        if draft is None or kept is None:
-            candidates, kept = no_candidates(), np.zeros(0, dtype=np.int64)
-        else:
-            candidates, observations = draft.candidates, draft.observations + observations
-            # Among the rows of its sequence a node stands in the order of its number, after the root.
-            order = np.argsort(candidates.owners[kept], kind="stable")
-            labels = np.empty(len(kept))
-            labels[order] = is_accepted[trees.parents >= 0]
-            is_accepted = labels
-        start = time.perf_counter()
-        plan.learn(StepRecord(candidates, kept, is_accepted[: len(kept)], sum(map(len, paths)), observations))
-        if draft:
-            self._learning_ms = 1000 * (time.perf_counter() - start)
+        # Among the rows of its sequence a node stands in the order of its number, after the root.
+        order = np.argsort(draft.candidates.owners[kept], kind="stable")
+        labels = np.empty(len(kept))
+        labels[order] = is_accepted[trees.parents >= 0]
+        plan.learn(StepRecord(draft.candidates, kept, labels, num_gained, [*draft.observations, observation]))
+        self._learning_ms = 1000 * (time.perf_counter() - start)
 
     def _tensor(self, values: Ints | Sequence) -> Tensor:
         return torch.as_tensor(values, device=self.pool.storage.device)

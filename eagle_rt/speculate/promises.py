@@ -13,7 +13,7 @@ FIRST_PROMISES[..., 0] = np.array([0.15, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98])[:
 HOPED_FOR = FIRST_PROMISES[4:]
 # How many drafts of a sequence are remembered, and how many of all; a try after a pause counts as several, and so do the very
 # first drafts of all, since what is believed before them is made up.
-NUM_OWN, NUM_COMMON, NUM_OF_A_TRY, NUM_OF_A_FIRST = 8, 128, 4, 8
+NUM_OWN, NUM_COMMON, NUM_OF_A_TRY, NUM_OF_A_FIRST = 8, 128, 4, 4
 # Plain steps before a sequence that does not draft is tried again; they double while tries fail.
 FIRST_WAIT = 16
 
