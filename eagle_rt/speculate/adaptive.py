@@ -19,18 +19,15 @@ from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.guard import Guard
-from eagle_rt.speculate.policy import DraftPlan, StepRecord, best_of_each, expandable, most_drafts
+from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, best_of_each, expandable, most_drafts
 from eagle_rt.speculate.prices import ROWS_READ, Price, Speed
 from eagle_rt.speculate.promises import FIRST_WAIT, HOPED_FOR, CommonPromises, DraftHistory, promises_of
 from eagle_rt.speculate.sequences import HostSequence
 
-# The costs of steps without drafts are looked at now and then only, since those steps are short.
-PLAIN_STEPS_A_CORRECTION = 8
-# A first level must be worth so many times its cost: of many noisy estimates, those that say that drafts pay are too high.
-CAUTION = 1.1
 USES_OF_A_PRICE = 16
-# After a step in which nothing was worth drafting, some go without asking: the more, the longer that lasts.
-MOST_RESTING_STEPS = 31
+# After a step in which nothing was worth drafting, some go without asking: the more, the longer that lasts. Only one in so many of
+# them is learned from, since such steps are short.
+MOST_RESTING_STEPS, RESTING_STEPS_A_LESSON = 31, 8
 # Of the chances that a node's children are accepted if the node is: its best, its second best, and so on.
 CHILD_RATE, FIRST_CHILDREN = 0.05, (0.6, 0.15, 0.05)
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
@@ -48,7 +45,7 @@ class AdaptivePolicy:
     def __init__(self, costs: StepCosts, estimator: AcceptanceEstimator, max_batch_size: int | None) -> None:
         self.costs, self.estimator = costs, estimator
         self.calibration = estimator.calibration
-        self.allowance_ms, self.num_steps = 0.0, 0
+        self.allowance_ms = 0.0
         self.num_resting = self.num_rested = self.resting_size = 0
         self._max_batch_size = max_batch_size
         self._histories: dict[str, DraftHistory] = {}
@@ -70,11 +67,22 @@ class AdaptivePolicy:
 
     def pays(self, price: Price, promises: Floats) -> bool:
         """Whether it would pay to draft for a whole batch of sequences of such promise."""
-        return bool(price.batch_size * price.utility(promises).mean() > CAUTION * price.starts[-1])
+        return bool(price.batch_size * price.utility(promises).mean() > price.starts[-1])
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
-        is_allowed = self._max_batch_size is None or len(sequences) <= self._max_batch_size
-        return AdaptivePlan(self, sequences, num_missing, is_allowed)
+        is_too_large = self._max_batch_size is not None and len(sequences) > self._max_batch_size
+        if is_too_large or not any(sequence.bounds for sequence in sequences):
+            return RestingPlan(self)
+        if self.num_resting == 0 or self.resting_size != len(sequences):
+            return AdaptivePlan(self, sequences, num_missing, may_draft=True)
+        self.num_resting -= 1
+        if self.num_resting % RESTING_STEPS_A_LESSON:
+            return RestingPlan(self)
+        return AdaptivePlan(self, sequences, num_missing, may_draft=False)
+
+    def allow_tries(self, step_ms: float) -> None:
+        """Some of the time goes into drafts of sequences that do not draft otherwise."""
+        self.allowance_ms = min(self.allowance_ms + TRY_SHARE * step_ms, TRY_SHARE * 256 * step_ms)
 
     def forget(self, sequence_id: str) -> None:
         self._histories.pop(sequence_id, None)
@@ -104,20 +112,30 @@ class AdaptivePolicy:
         return price
 
 
+class RestingPlan(FixedPlan):
+    """Of a step without drafts of which nothing is learned."""
+
+    def __init__(self, policy: AdaptivePolicy) -> None:
+        super().__init__((), drafts=False)
+        self._policy = policy
+
+    def learn(self, record: StepRecord) -> None:
+        self._policy.allow_tries(record.parts[-1].ms)
+
+
 class AdaptivePlan:
     """The decisions of one step, and what is learned from it."""
 
     def __init__(
-        self, policy: AdaptivePolicy, sequences: Sequence[HostSequence], num_missing: Sequence[int], is_allowed: bool
+        self, policy: AdaptivePolicy, sequences: Sequence[HostSequence], num_missing: Sequence[int], may_draft: bool
     ) -> None:
         self._policy, self._sequences = policy, sequences
         context = sum(sequence.num_cached for sequence in sequences) / len(sequences)
         self._conditions = Conditions(len(sequences), context, any(sequence.temperature > 0 for sequence in sequences))
         self._shapes = [sequence.bounds for sequence in sequences]
         self.drafters: list[int] = []
-        self._price: Price | None = None
-        if is_allowed and any(self._shapes):
-            self._price = policy.price(self._conditions)
+        self._price = policy.price(self._conditions)
+        if may_draft:
             self.drafters = self._choose_drafters(self._price, num_missing)
             if self.drafters and not policy.guard(self._conditions).allows_drafts():
                 self.drafters = []
@@ -133,15 +151,12 @@ class AdaptivePlan:
         it; and tries of others."""
         policy, sequences = self._policy, self._sequences
         indices = [index for index, shape in enumerate(self._shapes) if shape]
-        if policy.num_resting and policy.resting_size == len(sequences):
-            policy.num_resting -= 1
-            return []
         promises = np.array([policy.history(sequences[index]).promises for index in indices])
         missing = np.array([num_missing[index] for index in indices])
         utilities = price.utility(promises).mean(axis=1)
         utilities -= price.missed_row * np.maximum(0, missing - ROWS_READ) / STEPS_AFTER_CATCHING_UP
         order = np.argsort(-utilities, kind="stable")
-        worth = np.concatenate(([0.0], utilities[order].cumsum())) - CAUTION * price.starts[: len(indices) + 1]
+        worth = np.concatenate(([0.0], utilities[order].cumsum())) - price.starts[: len(indices) + 1]
         drafters = [indices[place] for place in order[: int(worth.argmax())].tolist()]
         for index in set(indices).difference(drafters):
             history = policy.history(sequences[index])
@@ -165,7 +180,6 @@ class AdaptivePlan:
 
     def expand(self, candidates: Candidates, first_new: int) -> Ints:
         price = self._price
-        assert price
         numbers = expandable(candidates, self._shapes, first_new)
         owners = candidates.owners[numbers]
         below = self._policy.children[self._is_sampled[owners], candidates.depths[numbers]]
@@ -180,7 +194,6 @@ class AdaptivePlan:
 
     def keep(self, candidates: Candidates) -> Ints:
         price = self._price
-        assert price
         numbers = best_of_each(candidates, np.flatnonzero(candidates.scores > -np.inf), most_drafts(self._shapes))
         values = candidates.values[numbers]
         order = np.argsort(-values, kind="stable")
@@ -191,20 +204,16 @@ class AdaptivePlan:
 
     def learn(self, record: StepRecord) -> None:
         policy = self._policy
-        total_ms = 0.0
-        policy.num_steps += 1
-        corrects = bool(self.drafters) or policy.num_steps % PLAIN_STEPS_A_CORRECTION == 0
+        total_ms = sum(part.ms for part in record.parts)
         for part in record.parts:
-            if corrects:
-                policy.costs.correct(part, self._conditions)
-            total_ms += part.ms
+            policy.costs.correct(part, self._conditions)
         # A prompt that is read once says nothing about the steps to come.
         reads_prompts = any(part.part == "start" and part.num_rows > MOST_ROWS_OF_A_STEP * part.batch_size for part in record.parts)
-        if self._price and not reads_prompts:
+        if not reads_prompts:
             gained = record.num_gained / len(self._sequences)
             policy.speed(self._conditions).add(gained, total_ms / self._price.plain_ms)
             policy.guard(self._conditions).saw(bool(self.drafters), record.num_gained, total_ms)
-        policy.allowance_ms = min(policy.allowance_ms + TRY_SHARE * total_ms, TRY_SHARE * 256 * total_ms)
+        policy.allow_tries(total_ms)
         if self.drafters:
             self._learn_acceptance(record)
 
@@ -225,7 +234,7 @@ class AdaptivePlan:
             history.correction = min(MAX_CORRECTION, max(-MAX_CORRECTION, correction))
             history.add(promises[index])
             if history.num_idle:
-                has_failed = self._price is None or not policy.pays(self._price, history.promises)
+                has_failed = not policy.pays(self._price, history.promises)
                 history.wait = min(LONGEST_WAIT, 2 * history.wait) if has_failed else FIRST_WAIT
                 history.num_idle = 0
 
