@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 HOSTILE = "hostile"
 HALF_SECOND = 0.5
+# Prompts of a load that switches are cut to so many tokens, so that reading those of many requests takes little of a phase.
+SHORT_PROMPT = 32
 # Replies are so many times --max-new-tokens long. Were all alike, only plain decoding would read all prompts of a batch at once.
 LENGTHS = (0.5, 1.25, 0.75, 1.5, 1.0)
 
@@ -161,39 +163,47 @@ def mix(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def switch(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, models: LoadedModels) -> list[dict[str, Any]]:
-    """A load that goes from one request to many and back every few seconds."""
+    """A load that goes from one request to many and back every few seconds: tokens per second and drafts per sequence and step, by
+    the half second after each change."""
     largest = max(args.batch_size)
     settings = [Setting(largest, NO_SPECULATION), *(Setting(largest, tree_shape(text)) for text in args.trees)]
     settings.append(Setting(largest, tree_shape(args.bounds), is_adaptive=True))
-    prompts = workload(args.datasets[0], args, info, 64).prompts
+    prompts = [prompt[:SHORT_PROMPT] for prompt in workload(args.datasets[0], args, info, 64).prompts]
     cores = [core_for(models, config, setting) for setting in settings]
     for core in cores:
         generate(core, prompts[:4], SamplingParams(temperature=0, max_new_tokens=16))
-    totals: dict[Setting, list[list[float]]] = {setting: [] for setting in settings}
+    totals: dict[Setting, list[Phase]] = {setting: [] for setting in settings}
     for phase in tqdm(range(args.phases), unit="phase", disable=None):
         for setting, core in zip(settings, cores, strict=True):
             num_running = largest if phase % 2 else 1
-            totals[setting].append(phase_rates(core, num_running, prompts, args))
+            totals[setting].append(phase_of(core, num_running, prompts, args))
     rows = []
     for setting, phases in totals.items():
-        one, many = phases[::2], phases[1::2]
-        rows.append(
-            {
-                "setting": str(setting),
-                "tokens_per_second": round(statistics.mean(rate for phase in phases for rate in phase), 1),
-                "with_one": half_seconds(one),
-                f"with_{largest}": half_seconds(many),
-            }
-        )
-        print(rows[-1], flush=True)
+        row = {"setting": str(setting), "tokens_per_second": round(statistics.mean(phase.rate for phase in phases), 1)}
+        for name, own in (("one", phases[::2]), (f"{largest}", phases[1::2])):
+            row[f"with_{name}"] = means([phase.rates for phase in own])
+            row[f"drafts_with_{name}"] = means([phase.drafts for phase in own])
+        rows.append(row)
+        print(row, flush=True)
     return rows
 
 
-def phase_rates(core: EngineCore, num_running: int, prompts: list[list[int]], args: argparse.Namespace) -> list[float]:
-    """Tokens per second of each half second with so many requests in flight; the learning of before goes on."""
+@dataclass(frozen=True)
+class Phase:
+    """Tokens per second over the whole of it and in each half second, and how many drafts a sequence was given in a step there."""
+
+    rate: float
+    rates: list[float]
+    drafts: list[float]
+
+
+def phase_of(core: EngineCore, num_running: int, prompts: list[list[int]], args: argparse.Namespace) -> Phase:
+    """Some seconds with so many requests in flight; the learning of before goes on."""
     sampling = SamplingParams(temperature=args.temperatures[0], seed=args.seed, max_new_tokens=args.max_new_tokens, ignore_eos=True)
     running: set[str] = set()
-    counts = [0] * round(args.phase_seconds / HALF_SECOND)
+    counts, drafts = ([0.0] * round(args.phase_seconds / HALF_SECOND) for _ in range(2))
+    num_steps = list(counts)
+    core.forget_metrics()
     start, number = time.perf_counter(), 0
     while (now := time.perf_counter() - start) < args.phase_seconds:
         while len(running) < num_running:
@@ -201,17 +211,25 @@ def phase_rates(core: EngineCore, num_running: int, prompts: list[list[int]], ar
             core.submit(name, prompts[number % len(prompts)], sampling)
             running.add(name)
             number += 1
-        for event in core.step():
-            counts[min(len(counts) - 1, int(now / HALF_SECOND))] += len(event.tokens)
+        metrics = core.current_metrics()
+        num_steps_before, num_drafts_before = metrics.num_drafts, metrics.num_draft_tokens
+        events, place = core.step(), int(now / HALF_SECOND)
+        for event in events:
+            counts[place] += len(event.tokens)
             if event.finish_reason:
                 running.discard(event.request_id)
+        metrics = core.current_metrics()
+        num_steps[place] += metrics.num_drafts - num_steps_before
+        drafts[place] += metrics.num_draft_tokens - num_drafts_before
+    seconds = time.perf_counter() - start
     for name in running:
         core.abort(name)
-    return [count / HALF_SECOND for count in counts]
+    rates = [count / HALF_SECOND for count in counts]
+    return Phase(sum(counts) / seconds, rates, [count / max(1.0, steps) for count, steps in zip(drafts, num_steps, strict=True)])
 
 
-def half_seconds(phases: list[list[float]]) -> list[float]:
-    return [round(statistics.mean(rates), 1) for rates in zip(*phases, strict=True)]
+def means(phases: list[list[float]]) -> list[float]:
+    return [round(statistics.mean(values), 2) for values in zip(*phases, strict=True)]
 
 
 def coupling(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, models: LoadedModels) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ from eagle_rt.speculate.forest import Floats, Ints
 
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
 PARTS = ("start", "level", "verify")
-# Corrections remember some 1 / (1 - CORRECTION_MEMORY) measurements; those of one number of rows are held to all of them by so
-# many. One measurement counts as no more than LARGEST_SURPRISE times what was expected.
-CORRECTION_MEMORY, HELD_BY, LARGEST_SURPRISE = 0.98, 8.0, 4.0
+# Corrections remember some 1 / (1 - ROWS_MEMORY) measurements of a number of rows, and forget them slowly where no more come; they
+# are held to those of all numbers by so many. One measurement counts as no more than LARGEST_SURPRISE times what was expected.
+ROWS_MEMORY, OTHERS_MEMORY, HELD_BY, LARGEST_SURPRISE = 0.97, 0.995, 4.0, 4.0
 NUM_ROW_BUCKETS = 14
 # How many rows products are made with, where they are filled up to whole tiles.
 TILED_ROWS = np.array([tiled_rows(num_rows) for num_rows in range(2**NUM_ROW_BUCKETS)], dtype=np.float64)
@@ -73,8 +73,10 @@ class Correction:
         most = math.log(LARGEST_SURPRISE)
         surprise = min(most, max(-most, math.log(max(ratio, 1e-9)) - expected))
         place = min(NUM_ROW_BUCKETS - 1, round(math.log2(max(num_rows, 1))))
-        self._weights *= CORRECTION_MEMORY
-        self._sums *= CORRECTION_MEMORY
+        memory = np.full(NUM_ROW_BUCKETS, OTHERS_MEMORY)
+        memory[place] = ROWS_MEMORY
+        self._weights *= memory
+        self._sums *= memory
         self._weights[place] += 1
         self._sums[place] += expected + surprise
 
