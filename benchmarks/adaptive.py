@@ -32,6 +32,7 @@ from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 HOSTILE = "hostile"
 HALF_SECOND = 0.5
+LONGEST_STEP = 5.0
 # Prompts of a load that switches are cut to so many tokens, so that reading those of many requests takes little of a phase.
 SHORT_PROMPT = 32
 # Replies are so many times --max-new-tokens long. Were all alike, only plain decoding would read all prompts of a batch at once.
@@ -94,16 +95,34 @@ def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: Samp
         for number, prompt in enumerate(prompts):
             length = round(sampling.max_new_tokens * LENGTHS[number % len(LENGTHS)])
             core.submit(str(number), prompt, replace(sampling, max_new_tokens=length))
-    num_tokens, seconds = dict.fromkeys(cores, 0), dict.fromkeys(cores, 0.0)
+    num_tokens, seconds = dict.fromkeys(cores, 0), {core: StepSeconds() for core in cores}
     while behind := [core for core in cores if core.scheduler.waiting or is_full(core)]:
         core = min(behind, key=num_tokens.__getitem__)
-        start = time.perf_counter()
+        reading, start = core.runner.clock.seconds["prefill"], time.perf_counter()
         num_tokens[core] += sum(len(event.tokens) for event in core.step())
-        seconds[core] += time.perf_counter() - start
+        seconds[core].add(time.perf_counter() - start, core.runner.clock.seconds["prefill"] > reading)
     for core in cores:
         for number in range(len(prompts)):
             core.abort(str(number))
-    return [num_tokens[core] / seconds[core] for core in cores]
+    return [num_tokens[core] / seconds[core].total() for core in cores]
+
+
+class StepSeconds:
+    """Of one engine. The machine stands still for seconds now and then: a step that reads no prompts counts as no more than
+    LONGEST_STEP times the median of such steps."""
+
+    def __init__(self) -> None:
+        self._reading, self._decoding = 0.0, list[float]()
+
+    def add(self, seconds: float, reads_prompts: bool) -> None:
+        if reads_prompts:
+            self._reading += seconds
+        else:
+            self._decoding.append(seconds)
+
+    def total(self) -> float:
+        longest = LONGEST_STEP * statistics.median(self._decoding)
+        return self._reading + sum(min(longest, seconds) for seconds in self._decoding)
 
 
 def is_full(core: EngineCore) -> bool:

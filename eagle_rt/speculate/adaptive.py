@@ -50,7 +50,7 @@ class AdaptivePolicy:
         self._max_batch_size = max_batch_size
         self._histories: dict[str, DraftHistory] = {}
         self._speeds: dict[tuple[int, bool], Speed] = {}
-        self._guards: dict[tuple[int, int, bool], Guard] = {}
+        self._guards: dict[tuple[int, bool], Guard] = {}
         self._prices: dict[tuple[int, int, bool], Price] = {}
         # What drafts have promised lately, for greedy and for sampled sequences.
         self._common = {is_sampled: CommonPromises() for is_sampled in (False, True)}
@@ -63,7 +63,8 @@ class AdaptivePolicy:
         return self.pays(self.price(Conditions(max(1, batch_size), 64, is_sampled)), self._common[is_sampled].latest)
 
     def guard(self, conditions: Conditions) -> Guard:
-        return self._guards.setdefault(conditions.bucket, Guard())
+        """Of batches of about this size."""
+        return self._guards.setdefault((conditions.batch_size.bit_length(), conditions.is_sampled), Guard())
 
     def pays(self, price: Price, promises: Floats) -> bool:
         """Whether it would pay to draft for a whole batch of sequences of such promise."""
