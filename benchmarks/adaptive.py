@@ -21,6 +21,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench_speculative import environment
+from benchmarks.lockstep import full_rates
 from eagle_rt.bench.sweep import Measurement, Setting, add_metrics, calibration_columns, core_for, generate
 from eagle_rt.bench.workload import Workload, load_workload
 from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
@@ -32,11 +33,8 @@ from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 HOSTILE = "hostile"
 HALF_SECOND = 0.5
-LONGEST_STEP = 5.0
 # Prompts of a load that switches are cut to so many tokens, so that reading those of many requests takes little of a phase.
 SHORT_PROMPT = 32
-# Replies are so many times --max-new-tokens long. Were all alike, only plain decoding would read all prompts of a batch at once.
-LENGTHS = (0.5, 1.25, 0.75, 1.5, 1.0)
 
 
 def workload(name: str, args: argparse.Namespace, info: ModelInfo, count: int, first: int = 0) -> Workload:
@@ -80,53 +78,6 @@ def points(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, mode
                 print(line(results[-1]), flush=True)
                 progress.update()
     return results
-
-
-def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: SamplingParams) -> list[float]:
-    """Tokens per second of each engine over the same prompts, until not every slot of its batch has a request any more: what the
-    last ones do alone says nothing about the batch.
-
-    The next step is always that of the engine that is furthest behind, so that all are at the same place of the same texts at any
-    time, and a slow second of the machine hits all of them alike.
-    """
-    for core in cores:
-        core.forget_metrics()
-        core.scheduler.forget_prefixes()
-        for number, prompt in enumerate(prompts):
-            length = round(sampling.max_new_tokens * LENGTHS[number % len(LENGTHS)])
-            core.submit(str(number), prompt, replace(sampling, max_new_tokens=length))
-    num_tokens, seconds = dict.fromkeys(cores, 0), {core: StepSeconds() for core in cores}
-    while behind := [core for core in cores if core.scheduler.waiting or is_full(core)]:
-        core = min(behind, key=num_tokens.__getitem__)
-        reading, start = core.runner.clock.seconds["prefill"], time.perf_counter()
-        num_tokens[core] += sum(len(event.tokens) for event in core.step())
-        seconds[core].add(time.perf_counter() - start, core.runner.clock.seconds["prefill"] > reading)
-    for core in cores:
-        for number in range(len(prompts)):
-            core.abort(str(number))
-    return [num_tokens[core] / seconds[core].total() for core in cores]
-
-
-class StepSeconds:
-    """Of one engine. The machine stands still for seconds now and then: a step that reads no prompts counts as no more than
-    LONGEST_STEP times the median of such steps."""
-
-    def __init__(self) -> None:
-        self._reading, self._decoding = 0.0, list[float]()
-
-    def add(self, seconds: float, reads_prompts: bool) -> None:
-        if reads_prompts:
-            self._reading += seconds
-        else:
-            self._decoding.append(seconds)
-
-    def total(self) -> float:
-        longest = LONGEST_STEP * statistics.median(self._decoding)
-        return self._reading + sum(min(longest, seconds) for seconds in self._decoding)
-
-
-def is_full(core: EngineCore) -> bool:
-    return len(core.scheduler.running) == core.scheduler.limits.max_running
 
 
 def point(batch_size: int, dataset: str, temperature: float, measurements: list[Measurement]) -> dict[str, Any]:
