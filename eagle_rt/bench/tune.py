@@ -1,8 +1,10 @@
 """Finding the trees that pay here: successive halving over fixed trees, adaptive ones and none, for every batch size and
 temperature."""
 
+import itertools
 import math
 import statistics
+import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
@@ -19,8 +21,11 @@ from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes
 
 STEPS, TOP_KS, NUM_TOKENS = (1, 2, 3, 4, 6), (1, 2, 4), (4, 8, 16, 24)
 ADAPTIVE_BOUNDS = (TreeShape(3, 2, 8), TreeShape(5, 2, 12), TreeShape(6, 4, 24), TreeShape(8, 4, 40))
-# Prompts per request of a batch, new tokens of each and repeats, in each round.
-ROUNDS = ((1, 24, 1), (1, 48, 2), (2, 64, 3))
+# In a round all settings that are left take turns, the same prompts for all in each turn, for at least and at most so many turns,
+# and for about so many seconds.
+NEW_TOKENS, LEAST_PROMPTS = 32, 2
+ROUNDS = ((1, 4), (2, 8), (3, 16))
+ROUND_S = 12.0
 KEPT_SHARE, NUM_FINALISTS = 1 / 3, 3
 LATE_SHARE = 0.9
 
@@ -28,18 +33,20 @@ C = TypeVar("C", bound=Hashable)
 
 
 def halving(
-    candidates: Sequence[C], measure: Callable[[C, int], float], num_rounds: int, kept_share: float, num_finalists: int
+    candidates: Sequence[C], measure: Callable[[list[C], int], dict[C, float]], num_rounds: int, keeps: Callable[[C], bool]
 ) -> dict[C, float]:
-    """The speeds of the candidates that reach the last round: each round measures those left, and the fastest go on.
+    """The speeds of the candidates that reach the last round: each round measures those left, and the fastest go on, besides those
+    that `keeps` tells to.
 
-    measure(candidate, round): its speed there. Source: Jamieson and Talwalkar, 2016, "Non-stochastic best arm identification".
+    measure(candidates, round): their speeds there. Source: Jamieson and Talwalkar, 2016, "Non-stochastic best arm identification".
     """
     left, speeds = list(candidates), {}
     for number in range(num_rounds):
-        speeds = {candidate: measure(candidate, number) for candidate in left}
+        speeds = measure(left, number)
         if number + 1 < num_rounds:
-            count = max(num_finalists, math.ceil(len(left) * kept_share))
-            left = sorted(left, key=lambda candidate: -speeds[candidate])[:count]
+            rivals = sorted((own for own in left if not keeps(own)), key=lambda candidate: -speeds[candidate])
+            count = max(NUM_FINALISTS, math.ceil(len(rivals) * KEPT_SHARE))
+            left = [*filter(keeps, left), *rivals[:count]]
     return speeds
 
 
@@ -82,7 +89,7 @@ class Tuner:
     """Measures settings over models that are in memory. One engine a setting is kept, so that adaptive ones go on learning."""
 
     def __init__(self, models: LoadedModels, config: EngineConfig, subject: Subject, workload: Workload, seed: int) -> None:
-        longest = max(map(len, workload.prompts)) + max(new_tokens for _, new_tokens, _ in ROUNDS)
+        longest = max(map(len, workload.prompts)) + NEW_TOKENS
         self._models, self._workload, self._seed, self._subject = models, workload, seed, subject
         self._config = config
         self._tokens_per_request = longest + 2 * max(tree.num_scratch_rows for tree in (*ADAPTIVE_BOUNDS, *fixed_trees()))
@@ -110,33 +117,39 @@ class Tuner:
 
     def _tune(self, settings: list[Setting], temperature: float, on_progress: Callable[[str], None]) -> Tuned:
         batch_size = settings[0].batch_size
-        measurements: dict[Setting, Measurement] = {}
+        measurements = {setting: Measurement(setting) for setting in settings}
+        config = replace(self._config, max_total_tokens=self._tokens_per_request * batch_size)
+        sampling = SamplingParams(temperature=temperature, seed=self._seed, max_new_tokens=NEW_TOKENS)
+        prompts = itertools.cycle(self._workload.prompts)
+        plain = settings[0]
 
-        def measure(setting: Setting, number: int) -> float:
-            prompts_each, new_tokens, repeats = ROUNDS[number]
-            workload = Workload(self._workload.name, self._prompts(batch_size * prompts_each))
-            sampling = SamplingParams(temperature=temperature, seed=self._seed, max_new_tokens=new_tokens)
-            measurement = measurements.setdefault(setting, Measurement(setting))
-            config = replace(self._config, max_total_tokens=self._tokens_per_request * batch_size)
-            measurement.rates.clear()
-            for _ in range(repeats):
-                measure_once(self._models, config, measurement, workload, sampling, self._costs)
-            if setting.is_adaptive and measurement.core and measurement.core.runner.host_stepper:
+        def measure(left: list[Setting], number: int) -> dict[Setting, float]:
+            """Medians over turns of the speed in units of no speculation in the same turn, in tokens/s."""
+            least, most = ROUNDS[number]
+            start, num_turns = time.perf_counter(), 0
+            for setting in left:
+                measurements[setting].rates.clear()
+            while num_turns < least or (num_turns < most and time.perf_counter() - start < ROUND_S * num_turns / (num_turns + 1)):
+                workload = Workload(self._workload.name, list(itertools.islice(prompts, max(LEAST_PROMPTS, batch_size))))
+                for setting in left:
+                    measure_once(self._models, config, measurements[setting], workload, sampling, self._costs)
+                    on_progress(f"batch {batch_size}, temperature {temperature:g}, round {number + 1}: {setting}")
+                num_turns += 1
+            rates = measurements[plain].rates
+            speed = statistics.median(rates)
+            return {
+                setting: speed
+                * statistics.median(own / other for own, other in zip(measurements[setting].rates, rates, strict=True))
+                for setting in left
+            }
+
+        speeds = halving(settings, measure, len(ROUNDS), lambda setting: setting.kind != "fixed")
+        for setting, measurement in measurements.items():
+            if measurement.core and measurement.core.runner.host_stepper:
                 policy = measurement.core.runner.host_stepper.policy
                 assert isinstance(policy, AdaptivePolicy)
                 self._policies[setting.tree] = policy
-            on_progress(f"batch {batch_size}, temperature {temperature:g}, round {number + 1}: {setting}")
-            return statistics.median(measurement.rates)
-
-        speeds: dict[Setting, float] = {}
-        for kind in ("none", "fixed", "adaptive"):
-            own = [setting for setting in settings if setting.kind == kind]
-            speeds |= halving(own, measure, len(ROUNDS), KEPT_SHARE, NUM_FINALISTS if kind == "fixed" else len(own))
         return Tuned(batch_size, temperature, speeds)
-
-    def _prompts(self, count: int) -> list[list[int]]:
-        prompts = self._workload.prompts
-        return [prompts[index % len(prompts)] for index in range(count)]
 
 
 def overall_best(results: list[Tuned], kind: str) -> TreeShape:

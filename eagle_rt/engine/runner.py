@@ -130,7 +130,7 @@ class Runner:
         tokens = self._choose_at_ends(batch, output.hidden, chunks).tolist()
         assert output.features is not None
         chosen = iter(tokens)
-        num_running, reading = len(plan.decodes) + len(chunks), []
+        reading = []
         for b, chunk in enumerate(chunks):
             request = chunk.request
             next_token = next(chosen) if chunk.is_last else request.tokens[chunk.stop]
@@ -138,7 +138,7 @@ class Runner:
                 stepper.drafter.rows.begin(request.id, request.num_head_rows, chunk.start)
             if request.bounds:
                 stepper.drafter.rows.add(request.id, output.features[batch.query_starts[b] : batch.query_starts[b + 1]])
-                if self.would_draft(request, num_running) and not stepper.drafter.rows[request.id].is_lost:
+                if self.would_draft(request, plan.load) and not stepper.drafter.rows[request.id].is_lost:
                     reading.append(prefilled_sequence(chunk, next_token, self._page_size, self._device))
         if reading:
             stepper.drafter.catch_up(reading)

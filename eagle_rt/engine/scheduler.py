@@ -29,10 +29,14 @@ class Chunk:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What the next step does: prompt chunks in one pass, and one decode step for every request past its prompt."""
+    """What the next step does: prompt chunks in one pass, and one decode step for every request past its prompt.
+
+    load: how many requests are running, those whose prompts have yet to be read among them.
+    """
 
     chunks: tuple[Chunk, ...]
     decodes: tuple[Request, ...]
+    load: int
 
     def __bool__(self) -> bool:
         return bool(self.chunks or self.decodes)
@@ -144,7 +148,7 @@ class Scheduler:
                 stop = min(request.prefill_end, request.num_cached + budget)
                 chunks.append(Chunk(request, request.num_cached, stop))
                 budget -= stop - request.num_cached
-        return StepPlan(tuple(chunks), decodes)
+        return StepPlan(tuple(chunks), decodes, len(self.running))
 
     def plan_ahead(self, plan: StepPlan, max_gained: int) -> StepPlan | None:
         """The step after `plan`, whose result is not known yet: the same requests, with pages for whatever they gain in it, up to
@@ -237,7 +241,7 @@ class Scheduler:
         limits = self.limits
         while self.waiting and self._free_state_rows:
             request = next(iter(self.waiting.values()))
-            drafts = self._would_draft(request, len(self.running) + 1)
+            drafts = self._would_draft(request, min(limits.max_running, len(self.running) + len(self.waiting)))
             shared = self._prefix_cache.match(request.tokens, with_head_rows=drafts)
             self._prefix_cache.acquire(shared)
             num_needed = limits.pages_for(len(request.tokens) + limits.num_scratch) - len(shared)
