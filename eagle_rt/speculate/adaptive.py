@@ -28,6 +28,8 @@ USES_OF_A_PRICE = 16
 # After a step in which nothing was worth drafting, some go without asking: the more, the longer that lasts. Only one in so many of
 # them is learned from, since such steps are short.
 MOST_RESTING_STEPS, RESTING_STEPS_A_LESSON = 31, 8
+# Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth: that takes time itself.
+NUM_FIRST_LESSONS, STEPS_A_LESSON = 64, 4
 # Of the chances that a node's children are accepted if the node is: its best, its second best, and so on.
 CHILD_RATE, FIRST_CHILDREN = 0.05, (0.6, 0.15, 0.05)
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
@@ -45,7 +47,7 @@ class AdaptivePolicy:
     def __init__(self, costs: StepCosts, estimator: AcceptanceEstimator, max_batch_size: int | None) -> None:
         self.costs, self.estimator = costs, estimator
         self.calibration = estimator.calibration
-        self.allowance_ms = 0.0
+        self.allowance_ms, self.num_drafted_steps = 0.0, 0
         self.num_resting = self.num_rested = self.resting_size = 0
         self._max_batch_size = max_batch_size
         self._histories: dict[str, DraftHistory] = {}
@@ -87,6 +89,7 @@ class AdaptivePolicy:
 
     def forget(self, sequence_id: str) -> None:
         self._histories.pop(sequence_id, None)
+        self.num_resting = self.num_rested = 0  # another may take its place
 
     def history(self, sequence: HostSequence) -> DraftHistory:
         history = self._histories.get(sequence.id)
@@ -136,11 +139,15 @@ class AdaptivePlan:
         self._shapes = [sequence.bounds for sequence in sequences]
         self.drafters: list[int] = []
         self._price = policy.price(self._conditions)
+        self._teaches = True
         if may_draft:
             self.drafters = self._choose_drafters(self._price, num_missing)
             if self.drafters and not policy.guard(self._conditions).allows_drafts():
                 self.drafters = []
         if self.drafters:
+            policy.num_drafted_steps += 1
+            is_due = min(policy.num_drafted_steps - NUM_FIRST_LESSONS, policy.num_drafted_steps % STEPS_A_LESSON) <= 0
+            self._teaches = is_due or any(policy.history(sequences[index]).num_idle for index in self.drafters)
             self._temperatures = np.array([sequence.temperature for sequence in sequences])
             self._is_sampled = (self._temperatures > 0).astype(np.int64)
             self._corrections = np.zeros(len(sequences))
@@ -176,7 +183,8 @@ class AdaptivePlan:
         inputs = estimator.inputs(deeper.log_probs, deeper.parent_scores, deeper.depths, self._temperatures[owners])
         own = estimator.log_probabilities(inputs, self._corrections[owners])
         values = np.where(deeper.scores > -np.inf, parent_values + own, -np.inf)
-        self._learn_children(deeper, parent_values, values)
+        if self._teaches:
+            self._learn_children(deeper, parent_values, values)
         return values
 
     def expand(self, candidates: Candidates, first_new: int) -> Ints:
@@ -206,8 +214,9 @@ class AdaptivePlan:
     def learn(self, record: StepRecord) -> None:
         policy = self._policy
         total_ms = sum(part.ms for part in record.parts)
-        for part in record.parts:
-            policy.costs.correct(part, self._conditions)
+        if self._teaches:
+            for part in record.parts:
+                policy.costs.correct(part, self._conditions)
         # A prompt that is read once says nothing about the steps to come.
         reads_prompts = any(part.part == "start" and part.num_rows > MOST_ROWS_OF_A_STEP * part.batch_size for part in record.parts)
         if not reads_prompts:
@@ -216,11 +225,24 @@ class AdaptivePlan:
             policy.guard(self._conditions).saw(bool(self.drafters), record.num_gained, total_ms)
         policy.allow_tries(total_ms)
         if self.drafters:
-            self._learn_acceptance(record)
+            self._learn_promises(record)
+            if self._teaches:
+                self._learn_acceptance(record)
+
+    def _learn_promises(self, record: StepRecord) -> None:
+        policy = self._policy
+        promises = promises_of(record.candidates, len(self._sequences))
+        for index in self.drafters:
+            history = policy.history(self._sequences[index])
+            history.add(promises[index])
+            if history.num_idle:
+                has_failed = not policy.pays(self._price, history.promises)
+                history.wait = min(LONGEST_WAIT, 2 * history.wait) if has_failed else FIRST_WAIT
+                history.num_idle = 0
 
     def _learn_acceptance(self, record: StepRecord) -> None:
-        policy, candidates, labels = self._policy, record.candidates, record.is_accepted
-        estimator, kept = policy.estimator, candidates[record.kept]
+        policy, labels = self._policy, record.is_accepted
+        estimator, kept = policy.estimator, record.candidates[record.kept]
         parents = np.where(kept.parents < 0, -1, np.searchsorted(record.kept, kept.parents))
         is_asked = (parents < 0) | (labels[parents] > 0)  # whether the target got as far as to choose among it and its siblings
         inputs = estimator.inputs(kept.log_probs, kept.parent_scores, kept.depths, self._temperatures[kept.owners])
@@ -228,16 +250,10 @@ class AdaptivePlan:
         conditional = np.exp(estimator.log_probabilities(inputs, self._corrections[kept.owners]))
         surprise = np.bincount(kept.owners, np.where(is_asked, labels - conditional, 0.0), len(self._sequences)).tolist()
         estimator.observe(inputs[is_asked], labels[is_asked])
-        promises = promises_of(candidates, len(self._sequences))
         for index in self.drafters:
             history = policy.history(self._sequences[index])
             correction = CORRECTION_DECAY * history.correction + CORRECTION_STEP * surprise[index]
             history.correction = min(MAX_CORRECTION, max(-MAX_CORRECTION, correction))
-            history.add(promises[index])
-            if history.num_idle:
-                has_failed = not policy.pays(self._price, history.promises)
-                history.wait = min(LONGEST_WAIT, 2 * history.wait) if has_failed else FIRST_WAIT
-                history.num_idle = 0
 
     def _learn_children(self, deeper: Candidates, parent_values: Floats, values: Floats) -> None:
         """What the children of one level promise, by their rank; those of likely parents count most."""
