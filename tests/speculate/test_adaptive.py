@@ -39,7 +39,7 @@ def test_drafts_that_do_not_gain_are_stopped_whatever_the_estimates_say() -> Non
 
 def test_drafts_that_gain_go_on() -> None:
     assert sum(drive(Guard(), 2.0, 1.0, 1000)) > 0.97 * 1000
-    little = drive(Guard(), 1.1, 1.0, 1000)
+    little = drive(Guard(), 1.05, 1.0, 1000)
     assert sum(little) == pytest.approx(1000 * DRAFTS_A_PLAIN_STEP / (DRAFTS_A_PLAIN_STEP + 1), rel=0.02)
 
 
