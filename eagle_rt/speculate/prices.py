@@ -61,10 +61,7 @@ class Price:
 
     def utility(self, promises: Floats) -> Floats:
         """Expected tokens of drafts of such promise [..., D, R] beyond the price of their nodes and of levels past the first."""
-        nodes, levels = (
-            np.full((promises.shape[-2], 1), self.node + self.level_row),
-            np.full(promises.shape[-2], self.level_sequence),
-        )
-        nodes[0], levels[0] = self.node, 0.0
-        gains = np.maximum(0.0, promises - nodes).sum(axis=-1) - levels
+        is_deeper = np.arange(promises.shape[-2]) > 0
+        nodes = self.node + self.level_row * is_deeper
+        gains = np.maximum(0.0, promises - nodes[:, None]).sum(axis=-1) - self.level_sequence * is_deeper
         return np.maximum(0.0, gains.cumsum(axis=-1).max(axis=-1) - self.any_node / self.batch_size)

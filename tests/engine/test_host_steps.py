@@ -170,6 +170,25 @@ def test_pages_without_the_heads_rows_are_of_no_use_to_who_drafts(target_dir: Pa
     assert core.metrics.num_draft_tokens > drafted
 
 
+def test_prompts_are_read_along_for_all_that_were_let_in(target_dir: Path, head_dir: Path) -> None:
+    """Though a pass reads the prompts of few of them, what pays is asked for the batch that they will be."""
+
+    class Asked(FixedPolicy):
+        sizes: list[int] = []
+
+        def wants_drafts(self, batch_size: int, is_sampled: bool) -> bool:
+            self.sizes.append(batch_size)
+            return batch_size < 4
+
+    core = with_policy(make_core(target_dir, head_dir, TREE, chunked_prefill_size=16), policy := Asked(None))
+    for index in range(4):
+        core.submit(f"{index}", [*range(5, 17), index], SamplingParams(temperature=0, max_new_tokens=4, ignore_eos=True))
+    core.step()
+    assert core.runner.host_stepper
+    assert set(policy.sizes) == {4}
+    assert core.runner.host_stepper.drafter.rows["0"].num_made == 0
+
+
 def test_a_head_that_cannot_catch_up_does_not_draft(target_dir: Path, head_dir: Path) -> None:
     """The features of pages that were found in the cache without the head's rows are gone."""
     prompt, settings = random_prompts(1, seed=8, longest=59)[0] + [9] * 30, SamplingParams(temperature=0, max_new_tokens=8)

@@ -4,10 +4,15 @@ import numpy as np
 import pytest
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
-from eagle_rt.speculate.adaptive import AdaptivePolicy
-from eagle_rt.speculate.costs import Conditions, PartCost, StepCosts
+from eagle_rt.speculate.adaptive import RESTING_STEPS_A_LESSON, AdaptivePolicy, RestingPlan
+from eagle_rt.speculate.costs import Conditions, Observation, PartCost, StepCosts
+from eagle_rt.speculate.forest import no_candidates
 from eagle_rt.speculate.guard import DRAFTS_A_PLAIN_STEP, FIRST_BAN, Guard
+from eagle_rt.speculate.policy import DraftPlan, StepRecord
 from eagle_rt.speculate.prices import Price
+from eagle_rt.speculate.promises import FIRST_PROMISES, NUM_COMMON, NUM_OF_A_TRY, CommonPromises, DraftHistory
+from eagle_rt.speculate.sequences import HostSequence, SequenceRows
+from eagle_rt.tree_shape import TreeShape
 
 
 def costs(start: float, level: float, node: float) -> StepCosts:
@@ -66,6 +71,44 @@ def test_a_first_level_is_the_cheaper_the_more_share_it() -> None:
     promises = np.array([[0.5], [0.0]])
     assert price.utility(promises) < price.starts[1]
     assert shared.pays(price, promises)
+
+
+def step(adaptive: AdaptivePolicy, name: str = "a") -> DraftPlan:
+    """One step of a sequence for which nothing is drafted, or whose drafts are not recorded."""
+    rows = SequenceRows.__new__(SequenceRows)  # nothing is cached
+    plan = adaptive.begin([HostSequence(name, [0] * 64, rows, 0.0, TreeShape(2, 2, 4))], [1])
+    if not plan.drafters:
+        nothing = np.zeros(0, dtype=np.int64)
+        plan.learn(StepRecord(no_candidates(), nothing, np.zeros(0), 1, [Observation("verify", 1, 1, 10.0)]))
+    return plan
+
+
+def test_where_nothing_pays_steps_rest_until_a_request_leaves() -> None:
+    hopeless = policy(costs(start=50.0, level=50.0, node=20.0))
+    asked = [isinstance(step(hopeless), RestingPlan) for _ in range(200)]
+    assert asked.count(False) < 40
+    assert asked[-40:].count(False) >= 40 // RESTING_STEPS_A_LESSON, "some are learned from"
+    while not hopeless.num_resting:
+        step(hopeless)
+    hopeless.forget("a")
+    assert not isinstance(step(hopeless, "b"), RestingPlan)
+
+
+def test_new_sequences_are_believed_to_be_like_the_others() -> None:
+    """Until they have made drafts of their own."""
+    common = CommonPromises()
+    one, other = DraftHistory(common), DraftHistory(common)
+    good = np.full(FIRST_PROMISES.shape[1:], 0.9)
+    for _ in range(NUM_COMMON):
+        one.add(good)
+    assert (one.promises == good).all()
+    assert (other.promises == good).all()
+    other.add(0 * good)
+    assert (other.promises[0] == 0).all()
+    assert (other.promises[1:6] == good).all()
+    other.num_idle = 1
+    other.add(0 * good)
+    assert (other.promises[: 1 + NUM_OF_A_TRY] == 0).all()
 
 
 def test_every_level_has_its_price() -> None:
