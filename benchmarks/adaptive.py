@@ -181,16 +181,14 @@ def phase_of(core: EngineCore, num_running: int, prompts: list[list[int]], args:
             core.submit(name, prompts[number % len(prompts)], sampling)
             running.add(name)
             number += 1
-        metrics = core.current_metrics()
-        num_steps_before, num_drafts_before = metrics.num_drafts, metrics.num_draft_tokens
-        events, place = core.step(), int(now / HALF_SECOND)
+        num_steps_before, num_drafts_before = core.metrics.num_drafts, core.metrics.num_draft_tokens
+        events, place = core.step(), min(len(counts) - 1, int(now / HALF_SECOND))
         for event in events:
             counts[place] += len(event.tokens)
             if event.finish_reason:
                 running.discard(event.request_id)
-        metrics = core.current_metrics()
-        num_steps[place] += metrics.num_drafts - num_steps_before
-        drafts[place] += metrics.num_draft_tokens - num_drafts_before
+        num_steps[place] += core.metrics.num_drafts - num_steps_before
+        drafts[place] += core.metrics.num_draft_tokens - num_drafts_before
     seconds = time.perf_counter() - start
     for name in running:
         core.abort(name)

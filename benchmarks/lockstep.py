@@ -51,7 +51,7 @@ class StepSeconds:
             self._decoding.append(seconds)
 
     def total(self) -> float:
-        longest = LONGEST_STEP * statistics.median(self._decoding)
+        longest = LONGEST_STEP * statistics.median(self._decoding or [0.0])
         return self._reading + sum(min(longest, seconds) for seconds in self._decoding)
 
 

@@ -146,7 +146,7 @@ class AdaptivePlan:
                 self.drafters = []
         if self.drafters:
             policy.num_drafted_steps += 1
-            is_due = min(policy.num_drafted_steps - NUM_FIRST_LESSONS, policy.num_drafted_steps % STEPS_A_LESSON) <= 0
+            is_due = policy.num_drafted_steps <= NUM_FIRST_LESSONS or policy.num_drafted_steps % STEPS_A_LESSON == 0
             self._teaches = is_due or any(policy.history(sequences[index]).num_idle for index in self.drafters)
             self._temperatures = np.array([sequence.temperature for sequence in sequences])
             self._is_sampled = (self._temperatures > 0).astype(np.int64)

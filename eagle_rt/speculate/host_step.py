@@ -141,8 +141,8 @@ class HostStepper:
         paths: list[list[int]],
         verify_start: float,
     ) -> None:
-        # What is learned from this draft is as much work as what was learned from the last one.
         start = time.perf_counter()
+        # What is learned from this draft is as much work as what was learned from the last one.
         verify_ms = 1000 * (start - verify_start) + (self._learning_ms if draft else 0.0)
         observation = Observation("verify", len(sequences), len(trees.owners), verify_ms)
         num_gained = sum(map(len, paths))
