@@ -78,8 +78,7 @@ class AcceptanceEstimator:
 
     def inputs(self, log_probs: Floats, parent_scores: Floats, depths: Ints, temperatures: Floats) -> Floats:
         """[M, W] of M nodes."""
-        log_probs = np.minimum(log_probs, -1e-6)
-        logits = (log_probs - np.log(-np.expm1(log_probs))).clip(-MAX_LOGIT, MAX_LOGIT)
+        logits = logits_of(log_probs)
         temperatures = np.minimum(temperatures, MAX_TEMPERATURE)
         inputs = np.zeros((len(logits), len(self.weights)))
         is_sampled = temperatures > 0
@@ -95,6 +94,22 @@ class AcceptanceEstimator:
     def log_probabilities(self, inputs: Floats, corrections: Floats) -> Floats:
         """[M] log P(chosen | parent chosen); corrections: [M] added to the logits."""
         return -np.logaddexp(0.0, -(inputs @ self.weights + corrections))
+
+    def lines(self, temperatures: Floats) -> tuple[Floats, Floats]:
+        """[B] each: what the logits of the head's probabilities are multiplied by for sequences of such temperatures, and what is
+        added to them."""
+        temperatures = np.minimum(temperatures, MAX_TEMPERATURE)
+        is_sampled = temperatures > 0
+        greedy, sampled, by_temperature, _, if_sampled, at_temperature = self.weights[:NUM_SHARED].tolist()
+        slopes = np.where(is_sampled, sampled, greedy) + by_temperature * temperatures
+        return slopes, if_sampled * is_sampled + at_temperature * temperatures
+
+    def of_level(self, depth: int, log_probs: Floats, parent_scores: Floats, slopes: Floats, offsets: Floats) -> Floats:
+        """`log_probabilities` of nodes of one depth without writing down their inputs. slopes, offsets: [M] as `lines` gives them
+        for the nodes' sequences, corrections added."""
+        path, bias = self.weights[3], self.weights[NUM_SHARED - 1 + min(depth, self.max_depth)]
+        odds = slopes * logits_of(log_probs) + offsets + (path * np.maximum(parent_scores, MIN_SCORE) + bias)
+        return -np.logaddexp(0.0, -odds)
 
     def observe(self, inputs: Floats, labels: Floats) -> None:
         """Nodes whose parents were chosen, and whether they were."""
@@ -120,3 +135,9 @@ class AcceptanceEstimator:
             weights = weights - np.linalg.solve(curvature, gradient)
         if np.isfinite(weights).all():
             self.weights = weights
+
+
+def logits_of(log_probs: Floats) -> Floats:
+    """log(p / (1 - p)) of log(p), no larger than is worth telling apart."""
+    log_probs = np.minimum(log_probs, -1e-6)
+    return np.minimum(np.maximum(log_probs - np.log(-np.expm1(log_probs)), -MAX_LOGIT), MAX_LOGIT)

@@ -12,6 +12,7 @@ Sequences that do not draft are tried again now and then, in a small share of th
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -19,14 +20,15 @@ from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.guard import Guard
-from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, best_of_each, expandable, most_drafts
+from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, bounds_of, expandable, verifiable
 from eagle_rt.speculate.prices import ROWS_READ, Price, Speed
-from eagle_rt.speculate.promises import FIRST_WAIT, HOPED_FOR, CommonPromises, DraftHistory, promises_of
+from eagle_rt.speculate.promises import FIRST_WAIT, HOPED_FOR, CommonPromises, DraftHistory, promises_of, utilities_at
 from eagle_rt.speculate.sequences import HostSequence
 
 USES_OF_A_PRICE = 16
-# After a step in which nothing was worth drafting, some go without asking: the more, the longer that lasts. Only one in so many of
-# them is learned from, since such steps are short.
+# After a step in which nothing would have been worth drafting at such a share of the price, some go without asking: the more, the
+# longer that lasts. Only one in so many of them is learned from, since such steps are short.
+HOPELESS = 0.8
 MOST_RESTING_STEPS, RESTING_STEPS_A_LESSON = 31, 8
 # Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth: that takes time itself.
 NUM_FIRST_LESSONS, STEPS_A_LESSON = 64, 4
@@ -62,7 +64,8 @@ class AdaptivePolicy:
     def wants_drafts(self, batch_size: int, is_sampled: bool) -> bool:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
             return False
-        return self.pays(self.price(Conditions(max(1, batch_size), 64, is_sampled)), self._common[is_sampled].latest)
+        price = self.price(Conditions(max(1, batch_size), 64, is_sampled))
+        return price.batch_size * self._common[is_sampled].utility(price) > price.starts[-1]
 
     def guard(self, conditions: Conditions) -> Guard:
         """Of batches of about this size."""
@@ -75,12 +78,12 @@ class AdaptivePolicy:
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         is_too_large = self._max_batch_size is not None and len(sequences) > self._max_batch_size
         if is_too_large or not any(sequence.bounds for sequence in sequences):
-            return RestingPlan(self)
+            return RestingPlan(self, sequences)
         if self.num_resting == 0 or self.resting_size != len(sequences):
             return AdaptivePlan(self, sequences, num_missing, may_draft=True)
         self.num_resting -= 1
         if self.num_resting % RESTING_STEPS_A_LESSON:
-            return RestingPlan(self)
+            return RestingPlan(self, sequences)
         return AdaptivePlan(self, sequences, num_missing, may_draft=False)
 
     def allow_tries(self, step_ms: float) -> None:
@@ -119,11 +122,13 @@ class AdaptivePolicy:
 class RestingPlan(FixedPlan):
     """Of a step without drafts of which nothing is learned."""
 
-    def __init__(self, policy: AdaptivePolicy) -> None:
+    def __init__(self, policy: AdaptivePolicy, sequences: Sequence[HostSequence]) -> None:
         super().__init__((), drafts=False)
         self._policy = policy
+        self._conditions = Conditions(len(sequences), 0.0, any(sequence.temperature > 0 for sequence in sequences))
 
     def learn(self, record: StepRecord) -> None:
+        self._policy.speed(self._conditions).add(1.0, 1.0)
         self._policy.allow_tries(record.parts[-1].ms)
 
 
@@ -136,7 +141,7 @@ class AdaptivePlan:
         self._policy, self._sequences = policy, sequences
         context = sum(sequence.num_cached for sequence in sequences) / len(sequences)
         self._conditions = Conditions(len(sequences), context, any(sequence.temperature > 0 for sequence in sequences))
-        self._shapes = [sequence.bounds for sequence in sequences]
+        self._bounds = bounds_of(tuple(sequence.bounds for sequence in sequences))
         self.drafters: list[int] = []
         self._price = policy.price(self._conditions)
         self._teaches = True
@@ -147,26 +152,31 @@ class AdaptivePlan:
         if self.drafters:
             policy.num_drafted_steps += 1
             is_due = policy.num_drafted_steps <= NUM_FIRST_LESSONS or policy.num_drafted_steps % STEPS_A_LESSON == 0
-            self._teaches = is_due or any(policy.history(sequences[index]).num_idle for index in self.drafters)
+            histories = [policy.history(sequence) for sequence in sequences]
+            self._teaches = is_due or any(histories[index].num_idle for index in self.drafters)
             self._temperatures = np.array([sequence.temperature for sequence in sequences])
             self._is_sampled = (self._temperatures > 0).astype(np.int64)
-            self._corrections = np.zeros(len(sequences))
-            for index in self.drafters:
-                self._corrections[index] = policy.history(sequences[index]).correction
+            self._corrections = np.array([history.correction for history in histories])
+            self._slopes, self._offsets = policy.estimator.lines(self._temperatures)
+            self._offsets += self._corrections
 
     def _choose_drafters(self, price: Price, num_missing: Sequence[int]) -> list[int]:
         """Those sequences whose drafts together gain most beyond the price of a first level, which is the cheaper the more share
         it; and tries of others."""
         policy, sequences = self._policy, self._sequences
-        indices = [index for index, shape in enumerate(self._shapes) if shape]
-        promises = np.array([policy.history(sequences[index]).promises for index in indices])
-        missing = np.array([num_missing[index] for index in indices])
-        utilities = price.utility(promises).mean(axis=1)
-        utilities -= price.missed_row * np.maximum(0, missing - ROWS_READ) / STEPS_AFTER_CATCHING_UP
-        order = np.argsort(-utilities, kind="stable")
-        worth = np.concatenate(([0.0], utilities[order].cumsum())) - price.starts[: len(indices) + 1]
-        drafters = [indices[place] for place in order[: int(worth.argmax())].tolist()]
-        for index in set(indices).difference(drafters):
+        indices = [index for index, sequence in enumerate(sequences) if sequence.bounds]
+        utilities = dict(
+            zip(indices, utilities_at(price, [policy.history(sequences[index]) for index in indices]), strict=True)
+        )
+        for index in indices:
+            if num_missing[index] > ROWS_READ:
+                utilities[index] -= price.missed_row * (num_missing[index] - ROWS_READ) / STEPS_AFTER_CATCHING_UP
+        indices.sort(key=utilities.__getitem__, reverse=True)
+        gains = list(accumulate((utilities[index] for index in indices), initial=0.0))
+        worth = [gain - start for gain, start in zip(gains, price.starts, strict=False)]
+        num_drafters = worth.index(max(worth))
+        drafters = indices[:num_drafters]
+        for index in indices[num_drafters:]:
             history = policy.history(sequences[index])
             history.num_idle += 1 + policy.num_rested
             if history.num_idle >= history.wait:
@@ -174,14 +184,15 @@ class AdaptivePlan:
                 if cost / price.rate <= policy.allowance_ms and policy.pays(price, HOPED_FOR):
                     policy.allowance_ms -= cost / price.rate
                     drafters.append(index)
-        policy.num_rested = 0 if drafters else min(MOST_RESTING_STEPS, 1 + 2 * policy.num_rested)
+        is_hopeless = not drafters and all(gain <= HOPELESS * start for gain, start in zip(gains, price.starts, strict=False))
+        policy.num_rested = min(MOST_RESTING_STEPS, 1 + 2 * policy.num_rested) if is_hopeless else 0
         policy.num_resting, policy.resting_size = policy.num_rested, len(sequences)
         return sorted(drafters)
 
     def values(self, deeper: Candidates, parent_values: Floats) -> Floats:
-        estimator, owners = self._policy.estimator, deeper.owners
-        inputs = estimator.inputs(deeper.log_probs, deeper.parent_scores, deeper.depths, self._temperatures[owners])
-        own = estimator.log_probabilities(inputs, self._corrections[owners])
+        owners, depth = deeper.owners, int(deeper.depths[0])
+        slopes, offsets = self._slopes[owners], self._offsets[owners]
+        own = self._policy.estimator.of_level(depth, deeper.log_probs, deeper.parent_scores, slopes, offsets)
         values = np.where(deeper.scores > -np.inf, parent_values + own, -np.inf)
         if self._teaches:
             self._learn_children(deeper, parent_values, values)
@@ -189,27 +200,24 @@ class AdaptivePlan:
 
     def expand(self, candidates: Candidates, first_new: int) -> Ints:
         price = self._price
-        numbers = expandable(candidates, self._shapes, first_new)
+        numbers = expandable(candidates, self._bounds, first_new)
+        if len(numbers) == 0:
+            return numbers
         owners = candidates.owners[numbers]
         below = self._policy.children[self._is_sampled[owners], candidates.depths[numbers]]
         chances = np.exp(candidates.values[numbers])[:, None] * below
         gains = np.maximum(0.0, chances - price.node).sum(axis=1)
-        order = np.argsort(-gains, kind="stable")
-        is_new = np.zeros(len(order), dtype=np.int64)
-        is_new[np.unique(owners[order], return_index=True)[1]] = 1
-        ms = self._policy.costs.ms("level", is_new.cumsum(), np.arange(1.0, 1.0 + len(order)), self._conditions)
-        worth = np.concatenate(([0.0], gains[order].cumsum() - price.rate * ms))
-        return np.sort(numbers[order[: int(worth.argmax())]])
+        order = (-gains).argsort(kind="stable")
+        worth = gains[order].cumsum() - price.level(num_different(owners[order], len(self._sequences)))
+        return np.sort(numbers[order[: num_best(worth, 0.0)]])
 
     def keep(self, candidates: Candidates) -> Ints:
-        price = self._price
-        numbers = best_of_each(candidates, np.flatnonzero(candidates.scores > -np.inf), most_drafts(self._shapes))
+        numbers = verifiable(candidates, self._bounds)
         values = candidates.values[numbers]
-        order = np.argsort(-values, kind="stable")
-        batch_size = len(self._sequences)
-        ms = self._policy.costs.ms("verify", batch_size, batch_size + np.arange(len(order) + 1.0), self._conditions)
-        worth = np.concatenate(([0.0], np.exp(values[order]).cumsum())) - price.rate * ms
-        return np.sort(numbers[order[: int(worth.argmax())]])
+        order = (-values).argsort(kind="stable")
+        prices = self._price.verify.up_to(len(order))
+        worth = np.exp(values[order]).cumsum() - prices[1:]
+        return np.sort(numbers[order[: num_best(worth, -prices[0])]])
 
     def learn(self, record: StepRecord) -> None:
         policy = self._policy
@@ -224,10 +232,9 @@ class AdaptivePlan:
             policy.speed(self._conditions).add(gained, total_ms / self._price.plain_ms)
             policy.guard(self._conditions).saw(bool(self.drafters), record.num_gained, total_ms)
         policy.allow_tries(total_ms)
-        if self.drafters:
+        if self.drafters and self._teaches:
             self._learn_promises(record)
-            if self._teaches:
-                self._learn_acceptance(record)
+            self._learn_acceptance(record)
 
     def _learn_promises(self, record: StepRecord) -> None:
         policy = self._policy
@@ -236,7 +243,7 @@ class AdaptivePlan:
             history = policy.history(self._sequences[index])
             history.add(promises[index])
             if history.num_idle:
-                has_failed = not policy.pays(self._price, history.promises)
+                has_failed = not policy.pays(self._price, history.own.latest[: history.own.num_known])
                 history.wait = min(LONGEST_WAIT, 2 * history.wait) if has_failed else FIRST_WAIT
                 history.num_idle = 0
 
@@ -269,3 +276,19 @@ class AdaptivePlan:
         asked = np.bincount(kinds[is_first], np.exp(parent_values[is_first]), 2)[:, None]
         below = table[:, int(deeper.depths[0]) - 1]
         below += CHILD_RATE * (np.divide(met, asked, out=below.copy(), where=asked > 0) - below)
+
+
+def num_best(worth: Floats, of_none: float) -> int:
+    """How many to take, where the first 1, 2, ... together are worth so much and none at all `of_none`."""
+    best = int(worth.argmax()) if len(worth) else -1
+    return best + 1 if best >= 0 and worth[best] > of_none else 0
+
+
+def num_different(owners: Ints, batch_size: int) -> Ints:
+    """[n] how many owners the first 1, 2, ... n have."""
+    count = len(owners)
+    first = np.full(batch_size, count)
+    first[owners[::-1]] = np.arange(count - 1, -1, -1)  # the last word is that of an owner's first one
+    is_first = np.zeros(count + 1, dtype=np.int64)
+    is_first[first] = 1
+    return is_first[:count].cumsum()

@@ -52,33 +52,36 @@ class Correction:
     """
 
     def __init__(self, log_ratio: float) -> None:
-        self._weights, self._sums = np.zeros(NUM_ROW_BUCKETS), np.zeros(NUM_ROW_BUCKETS)
+        self._weights, self._sums = [0.0] * NUM_ROW_BUCKETS, [0.0] * NUM_ROW_BUCKETS
         self._log_ratio = log_ratio
 
     @property
     def common(self) -> float:
         """The log of the ratio over all numbers of rows."""
-        return float(self._log_ratio + self._sums.sum()) / float(1.0 + self._weights.sum())
+        return (self._log_ratio + sum(self._sums)) / (1.0 + sum(self._weights))
 
     def at(self, num_rows: Floats) -> Floats:
         """Interpolated between the row numbers that were measured."""
-        known = np.flatnonzero(self._weights)
-        if len(known) == 0:
-            return np.full_like(num_rows, math.exp(self.common))
-        logs = (self._sums[known] + HELD_BY * self.common) / (self._weights[known] + HELD_BY)
-        return np.exp(np.interp(np.log2(np.maximum(num_rows, 1.0)), known, logs))
+        return np.exp(np.interp(np.log2(np.maximum(num_rows, 1.0)), *self._known()))
 
     def move(self, num_rows: int, ratio: float) -> None:
-        expected = math.log(self.at(np.array([float(num_rows)]))[0])
-        most = math.log(LARGEST_SURPRISE)
+        power = math.log2(max(num_rows, 1))
+        expected, most = float(np.interp(power, *self._known())), math.log(LARGEST_SURPRISE)
         surprise = min(most, max(-most, math.log(max(ratio, 1e-9)) - expected))
-        place = min(NUM_ROW_BUCKETS - 1, round(math.log2(max(num_rows, 1))))
-        memory = np.full(NUM_ROW_BUCKETS, OTHERS_MEMORY)
-        memory[place] = ROWS_MEMORY
-        self._weights *= memory
-        self._sums *= memory
+        place = min(NUM_ROW_BUCKETS - 1, round(power))
+        for other in range(NUM_ROW_BUCKETS):
+            memory = ROWS_MEMORY if other == place else OTHERS_MEMORY
+            self._weights[other] *= memory
+            self._sums[other] *= memory
         self._weights[place] += 1
         self._sums[place] += expected + surprise
+
+    def _known(self) -> tuple[list[int], list[float]]:
+        """The powers of two that were measured, and the log of the ratio there; the common one where nothing was."""
+        common = self.common
+        known = [place for place, weight in enumerate(self._weights) if weight]
+        logs = [(self._sums[place] + HELD_BY * common) / (self._weights[place] + HELD_BY) for place in known]
+        return (known, logs) if known else ([0], [common])
 
 
 @dataclass

@@ -16,7 +16,7 @@ from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Bools, Candidates, Ints
 from eagle_rt.speculate.head_rows import HeadRowsBook
-from eagle_rt.speculate.policy import DraftPlan, top_ks
+from eagle_rt.speculate.policy import DraftPlan, bounds_of
 from eagle_rt.speculate.sampler import SamplingBatch, coupled_logits
 from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
 from eagle_rt.tree.expand import top_children
@@ -88,7 +88,7 @@ class HostDrafter:
         batch_size, drafters = len(sequences), np.array(plan.drafters)
         own = [sequences[index] for index in plan.drafters]
         num_missing = sum(self.rows[sequence.id].num_waiting for sequence in own)
-        widths = top_ks([sequence.bounds for sequence in sequences])
+        widths = bounds_of(tuple(sequence.bounds for sequence in sequences)).top_ks
         wanted = Wanted(sequences, sampling, plan, widths, np.array([sequence.num_cached for sequence in sequences]))
         row_of = np.full(batch_size, -1)
         row_of[drafters] = np.arange(len(drafters))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -10,7 +11,7 @@ from eagle_rt.speculate.acceptance import Calibration
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Candidates, Floats, Ints, ranks_within_owners
 from eagle_rt.speculate.sequences import HostSequence
-from eagle_rt.tree_shape import TreeShape
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 
 @dataclass(frozen=True)
@@ -72,32 +73,51 @@ class TreePolicy(Protocol):
         ...
 
 
-def top_ks(shapes: Sequence[TreeShape | None]) -> Ints:
-    """[B] how many nodes of a level each sequence expands, and how many children a node of it has."""
-    return np.array([shape.top_k if shape else 0 for shape in shapes])
+@dataclass(frozen=True)
+class Bounds:
+    """The largest trees of B sequences, [B] each; 0 where a sequence may not draft.
+
+    num_steps: levels; top_ks: nodes of a level that are expanded, and children of a node; most_drafts: nodes besides the root that
+    are verified.
+    """
+
+    num_steps: Ints
+    top_ks: Ints
+    most_drafts: Ints
 
 
-def most_drafts(shapes: Sequence[TreeShape | None]) -> Ints:
-    """[B] how many nodes besides the root are verified for each sequence."""
-    return np.array([shape.num_draft_tokens - 1 if shape else 0 for shape in shapes])
+@lru_cache(maxsize=256)
+def bounds_of(shapes: tuple[TreeShape | None, ...]) -> Bounds:
+    own = [shape or NO_SPECULATION for shape in shapes]
+    return Bounds(
+        num_steps=np.array([shape.num_steps for shape in own]),
+        top_ks=np.array([shape.top_k for shape in own]),
+        most_drafts=np.array([shape.num_draft_tokens - 1 for shape in own]),
+    )
 
 
-def expandable(candidates: Candidates, shapes: Sequence[TreeShape | None], first_new: int) -> Ints:
+def expandable(candidates: Candidates, bounds: Bounds, first_new: int) -> Ints:
     """The best of the newest candidates of each sequence, as many as its bounds allow."""
-    return best_of_each(candidates, in_bounds(candidates, shapes, first_new), top_ks(shapes))
+    return best_of_each(candidates, in_bounds(candidates, bounds, first_new), bounds.top_ks)
 
 
-def in_bounds(candidates: Candidates, shapes: Sequence[TreeShape | None], first_new: int) -> Ints:
+def in_bounds(candidates: Candidates, bounds: Bounds, first_new: int) -> Ints:
     """The newest candidates whose sequences allow another level under them."""
-    owners = candidates.owners[first_new:]
-    num_steps = np.array([shape.num_steps if shape else 0 for shape in shapes])
-    can_grow = (candidates.depths[first_new:] < num_steps[owners]) & (candidates.scores[first_new:] > -np.inf)
-    return first_new + np.flatnonzero(can_grow)
+    num_steps = bounds.num_steps[candidates.owners[first_new:]]
+    can_grow = (candidates.depths[first_new:] < num_steps) & (candidates.scores[first_new:] > -np.inf)
+    return first_new + can_grow.nonzero()[0]
+
+
+def verifiable(candidates: Candidates, bounds: Bounds) -> Ints:
+    """The best of all candidates of each sequence, as many as its bounds allow."""
+    return best_of_each(candidates, (candidates.scores > -np.inf).nonzero()[0], bounds.most_drafts)
 
 
 def best_of_each(candidates: Candidates, numbers: Ints, limits: Ints) -> Ints:
     """Those of `numbers` with the highest values of their sequence, at most limits[owner] each; ascending."""
     owners = candidates.owners[numbers]
+    if (np.bincount(owners, minlength=len(limits)) <= limits).all():
+        return numbers
     return numbers[ranks_within_owners(owners, candidates.values[numbers]) < limits[owners]]
 
 
@@ -124,17 +144,18 @@ class FixedPolicy:
 
 class FixedPlan:
     def __init__(self, sequences: Sequence[HostSequence], drafts: bool) -> None:
-        self._shapes = [sequence.bounds for sequence in sequences]
-        self.drafters = [index for index, shape in enumerate(self._shapes) if shape and drafts]
+        shapes = tuple(sequence.bounds for sequence in sequences)
+        self._bounds = bounds_of(shapes)
+        self.drafters = [index for index, shape in enumerate(shapes) if shape and drafts]
 
     def values(self, deeper: Candidates, parent_values: Floats) -> Floats:
         return deeper.scores
 
     def expand(self, candidates: Candidates, first_new: int) -> Ints:
-        return expandable(candidates, self._shapes, first_new)
+        return expandable(candidates, self._bounds, first_new)
 
     def keep(self, candidates: Candidates) -> Ints:
-        return best_of_each(candidates, np.flatnonzero(candidates.scores > -np.inf), most_drafts(self._shapes))
+        return verifiable(candidates, self._bounds)
 
     def learn(self, record: StepRecord) -> None:
         pass

@@ -1,8 +1,11 @@
 """What the drafts of sequences have promised lately."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from eagle_rt.speculate.forest import Candidates, Floats, ranks_within_owners
+from eagle_rt.speculate.prices import Price
 
 # A draft is remembered by its best nodes of each level, so many, down to a depth.
 NUM_LEVELS, NODES_OF_A_LEVEL = 8, 4
@@ -16,6 +19,8 @@ HOPED_FOR = FIRST_PROMISES[4:]
 NUM_OWN, NUM_COMMON, NUM_OF_A_TRY, NUM_OF_A_FIRST = 8, 128, 4, 4
 # Plain steps before a sequence that does not draft is tried again; they double while tries fail.
 FIRST_WAIT = 16
+# What all have promised counts as so many of a sequence's own drafts, of which few say little.
+WEIGHT_OF_COMMON = 16
 
 
 class Promises:
@@ -40,31 +45,47 @@ class CommonPromises(Promises):
 
     def __init__(self) -> None:
         super().__init__(FIRST_PROMISES.repeat(NUM_COMMON // len(FIRST_PROMISES), axis=0))
+        self._price: Price | None = None
+        self._utility = 0.0
+
+    def utility(self, price: Price) -> float:
+        """Their mean at this price, worked out once for each price."""
+        if self._price is not price:
+            self._utility, self._price = float(price.utility(self.latest).mean()), price
+        return self._utility
 
     def add(self, promises: Floats, times: int = 1) -> None:
         super().add(promises, times if self.num_known == NUM_COMMON else NUM_OF_A_FIRST)
 
 
 class DraftHistory:
-    """What is known of a sequence's drafts. common: what is believed of those that it has not made yet."""
+    """What is known of a sequence's drafts. common: of all that are like it."""
 
-    def __init__(self, common: Promises) -> None:
-        self._own, self._common = Promises(common.latest[:: NUM_COMMON // NUM_OWN]), common
+    def __init__(self, common: CommonPromises) -> None:
+        self.own, self.common = Promises(np.zeros((NUM_OWN, NUM_LEVELS, NODES_OF_A_LEVEL))), common
         self.correction = 0.0
+        # What the next draft is worth, and at which price; none when that has to be worked out anew.
+        self.utility = 0.0
+        self.price: Price | None = None
         self.num_idle, self.wait = 0, FIRST_WAIT
-
-    @property
-    def promises(self) -> Floats:
-        """[NUM_OWN, D, R] of its latest drafts."""
-        own = self._own
-        if own.num_known < NUM_OWN:
-            own.latest[own.num_known :] = self._common.latest[:: NUM_COMMON // NUM_OWN][own.num_known :]
-        return own.latest
 
     def add(self, promises: Floats) -> None:
         """It has made a draft."""
-        self._own.add(promises, times=NUM_OF_A_TRY if self.num_idle else 1)
-        self._common.add(promises)
+        self.price = None
+        self.own.add(promises, times=NUM_OF_A_TRY if self.num_idle else 1)
+        self.common.add(promises)
+
+
+def utilities_at(price: Price, histories: Sequence[DraftHistory]) -> list[float]:
+    """What the next drafts of these sequences are worth. Of what a sequence has not promised yet, as much as of all."""
+    stale = [history for history in histories if history.price is not price]
+    if stale:
+        utilities = price.utility(np.array([history.own.latest for history in stale])).tolist()
+        for history, own in zip(stale, utilities, strict=True):
+            num_known = history.own.num_known
+            total = sum(own[:num_known]) + WEIGHT_OF_COMMON * history.common.utility(price)
+            history.utility, history.price = total / (num_known + WEIGHT_OF_COMMON), price
+    return [history.utility for history in histories]
 
 
 def promises_of(candidates: Candidates, batch_size: int) -> Floats:

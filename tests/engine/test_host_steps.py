@@ -15,7 +15,7 @@ from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import PartCost, StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
-from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord, best_of_each, in_bounds
+from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord, best_of_each, bounds_of, in_bounds
 from eagle_rt.speculate.sequences import HostSequence
 
 TREE = (4, 3, 12)
@@ -40,7 +40,7 @@ class AnyPlan:
         return deeper.scores
 
     def expand(self, candidates: Candidates, first_new: int) -> Ints:
-        numbers = in_bounds(candidates, self._shapes, first_new)
+        numbers = in_bounds(candidates, bounds_of(tuple(self._shapes)), first_new)
         numbers = numbers[[self._rng.random() < 0.6 for _ in numbers]]
         return best_of_each(candidates, numbers, np.array([self._rng.randrange(4) for _ in self._shapes]))
 

@@ -10,7 +10,7 @@ from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
 from eagle_rt.speculate.forest import Candidates, Floats, Ints, no_candidates
-from eagle_rt.speculate.policy import FixedPolicy, StepRecord, TreePolicy, top_ks
+from eagle_rt.speculate.policy import FixedPolicy, StepRecord, TreePolicy, bounds_of
 from eagle_rt.speculate.sequences import HostSequence, SequenceRows
 from eagle_rt.tree_shape import TreeShape
 
@@ -153,7 +153,7 @@ class Replay:
         self, values: Callable[[Candidates, Floats], Floats], owners: Ints, numbers: Ints, parents: Candidates | None
     ) -> Candidates:
         """Tokens are numbers of the forest's nodes. A node whose children were not made up has none."""
-        widths = top_ks([self._bounds] * len(self._running))
+        widths = bounds_of((self._bounds,) * len(self._running)).top_ks
         columns: list[tuple[int, int, int, int, float, int]] = []
         for place, (owner, number) in enumerate(zip(owners.tolist(), numbers.tolist(), strict=True)):
             forest = self._running[owner].forest
