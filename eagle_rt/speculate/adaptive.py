@@ -165,9 +165,7 @@ class AdaptivePlan:
         it; and tries of others."""
         policy, sequences = self._policy, self._sequences
         indices = [index for index, sequence in enumerate(sequences) if sequence.bounds]
-        utilities = dict(
-            zip(indices, utilities_at(price, [policy.history(sequences[index]) for index in indices]), strict=True)
-        )
+        utilities = dict(zip(indices, utilities_at(price, [policy.history(sequences[index]) for index in indices]), strict=True))
         for index in indices:
             if num_missing[index] > ROWS_READ:
                 utilities[index] -= price.missed_row * (num_missing[index] - ROWS_READ) / STEPS_AFTER_CATCHING_UP

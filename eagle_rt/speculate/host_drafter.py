@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -120,16 +121,17 @@ class HostDrafter:
         features = self.rows.take(ids)
         stops = [self.rows[own].num_made for own in ids]
         spans = list(zip(sequences, starts, stops, strict=True))
+        positions = [np.arange(start, stop) for _, start, stop in spans]
         batch = Batch(
             tokens=self._tensor([token for own, start, stop in spans for token in own.text[start + 1 : stop + 1]]),
-            positions=self._tensor(np.concatenate([np.arange(start, stop) for _, start, stop in spans])),
-            slots=torch.cat([own.rows.slots[start:stop] for own, start, stop in spans]),
-            query_starts=tuple(np.cumsum([0] + [stop - start for _, start, stop in spans]).tolist()),
+            positions=self._tensor(np.concatenate(positions)),
+            slots=self._tensor(np.concatenate([own.rows.at(places) for own, places in zip(sequences, positions, strict=True)])),
+            query_starts=tuple(accumulate(map(len, positions), initial=0)),
             rows=HostRows(tuple(stops), tuple(own.rows.up_to(stop) for own, _, stop in spans)),
             tree_mask=None,
         )
         states = self.head.forward(batch.tokens, self.head.fuse(features), batch, self.pool, self._backend)
-        states = states if len(states) == len(sequences) else states[self._tensor(batch.query_starts[1:]) - 1]
+        states = states if len(states) == len(sequences) else states[[stop - 1 for stop in batch.query_starts[1:]]]
         for sequence_id, state in zip(ids, states, strict=True):
             self.rows[sequence_id].state = state
         return states

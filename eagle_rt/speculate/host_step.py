@@ -105,14 +105,17 @@ class HostStepper:
         output = self.target.forward(batch, self.pool, self._backend, self.feature_layers)
         logits = self.target.logits(output.hidden)
 
+        if trees.is_plain or len(sampling.sampled) == 0 or logits.is_cuda:
+            settings = sampling if trees.is_plain else sampling.rows(self._tensor(trees.owners))
+            choice = target_choice(logits[:, None], batch.positions[:, None], settings)[:, 0].tolist()
+            return lambda rows: [choice[row] for row in rows], output.features
+
         def choose(rows: list[int]) -> list[int]:
-            own = slice(None) if trees.is_plain else self._tensor(rows)
-            settings = sampling if trees.is_plain else sampling.rows(self._tensor(trees.owners[rows]))
+            """Drawing for rows that nobody asks for would take longer than to be asked several times."""
+            own = self._tensor(rows)
+            settings = sampling.rows(self._tensor(trees.owners[rows]))
             return target_choice(logits[own, None], batch.positions[own, None], settings)[:, 0].tolist()
 
-        if logits.is_cuda:  # all at once, since each answer would have to be waited for
-            choice = choose(list(range(len(trees.owners))))
-            return lambda rows: [choice[row] for row in rows], output.features
         return choose, output.features
 
     def _keep(self, sequences: list[HostSequence], trees: PackedTrees, paths: list[list[int]], features: Tensor | None) -> None:
@@ -127,7 +130,7 @@ class HostStepper:
                 targets.append(sequence.rows.at(places[:, 1]))
             if sequence.bounds:
                 is_run = path[-1] - path[0] == len(path) - 1
-                self.drafter.rows.add(sequence.id, features[path[0] : path[-1] + 1] if is_run else features[self._tensor(path)])
+                self.drafter.rows.add(sequence.id, features[path[0] : path[-1] + 1] if is_run else features[path])
         if sources:
             self.pool.move(self._tensor(np.concatenate(sources)), self._tensor(np.concatenate(targets)))
 

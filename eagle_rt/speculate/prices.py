@@ -90,7 +90,8 @@ class Price:
 
     def utility(self, promises: Floats) -> Floats:
         """Expected tokens of drafts of such promise [..., D, R] beyond the price of their nodes and of levels past the first."""
-        is_deeper = np.arange(promises.shape[-2]) > 0
-        nodes = self.node + self.level_row * is_deeper
-        gains = np.maximum(0.0, promises - nodes[:, None]).sum(axis=-1) - self.level_sequence * is_deeper
+        gains = np.maximum(0.0, promises - self.node)
+        gains[..., 1:, :] = np.maximum(0.0, promises[..., 1:, :] - (self.node + self.level_row))
+        gains = gains.sum(axis=-1)
+        gains[..., 1:] -= self.level_sequence
         return np.maximum(0.0, gains.cumsum(axis=-1).max(axis=-1) - self.any_node / self.batch_size)

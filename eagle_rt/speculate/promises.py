@@ -1,6 +1,7 @@
 """What the drafts of sequences have promised lately."""
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -19,7 +20,8 @@ HOPED_FOR = FIRST_PROMISES[4:]
 NUM_OWN, NUM_COMMON, NUM_OF_A_TRY, NUM_OF_A_FIRST = 8, 128, 4, 4
 # Plain steps before a sequence that does not draft is tried again; they double while tries fail.
 FIRST_WAIT = 16
-# What all have promised counts as so many of a sequence's own drafts, of which few say little.
+# What all have promised counts as so many of a sequence's own drafts: few say little, and one that stops drafting for a few poor
+# ones learns nothing more.
 WEIGHT_OF_COMMON = 16
 
 
@@ -45,14 +47,13 @@ class CommonPromises(Promises):
 
     def __init__(self) -> None:
         super().__init__(FIRST_PROMISES.repeat(NUM_COMMON // len(FIRST_PROMISES), axis=0))
-        self._price: Price | None = None
-        self._utility = 0.0
+        self._utilities: WeakKeyDictionary[Price, float] = WeakKeyDictionary()
 
     def utility(self, price: Price) -> float:
         """Their mean at this price, worked out once for each price."""
-        if self._price is not price:
-            self._utility, self._price = float(price.utility(self.latest).mean()), price
-        return self._utility
+        if price not in self._utilities:
+            self._utilities[price] = float(price.utility(self.latest).mean())
+        return self._utilities[price]
 
     def add(self, promises: Floats, times: int = 1) -> None:
         super().add(promises, times if self.num_known == NUM_COMMON else NUM_OF_A_FIRST)
@@ -77,7 +78,7 @@ class DraftHistory:
 
 
 def utilities_at(price: Price, histories: Sequence[DraftHistory]) -> list[float]:
-    """What the next drafts of these sequences are worth. Of what a sequence has not promised yet, as much as of all."""
+    """What the next drafts of these sequences are worth: a mean over what they have promised themselves and what all have."""
     stale = [history for history in histories if history.price is not price]
     if stale:
         utilities = price.utility(np.array([history.own.latest for history in stale])).tolist()

@@ -41,6 +41,18 @@ def test_it_begins_where_it_is_told_to() -> None:
         assert np.allclose(values, -np.log1p(np.exp(-(0.5 * (log_probs - np.log1p(-np.exp(log_probs))) - 1))))
 
 
+def test_nodes_of_a_level_are_what_their_inputs_say() -> None:
+    rng = np.random.default_rng(1)
+    estimator = AcceptanceEstimator(3, rng.standard_normal(9).tolist())
+    log_probs, parent_scores = np.append(-rng.exponential(2, 9), -1e9), np.append(-rng.exponential(9, 9), -np.inf)
+    owners, temperatures = rng.integers(0, 4, 10), np.array([0.0, 0.4, 1.0, 100.0])
+    slopes, offsets = estimator.lines(temperatures)
+    for depth in (1, 2, 3, 4):
+        inputs = estimator.inputs(log_probs, parent_scores, np.full(10, depth), temperatures[owners])
+        fast = estimator.of_level(depth, log_probs, parent_scores, slopes[owners], offsets[owners] + 0.3)
+        assert np.allclose(fast, estimator.log_probabilities(inputs, np.full(10, 0.3)))
+
+
 def test_odd_inputs_stay_finite() -> None:
     estimator = AcceptanceEstimator(max_depth=2)
     inputs = estimator.inputs(

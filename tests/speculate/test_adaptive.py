@@ -4,13 +4,21 @@ import numpy as np
 import pytest
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
-from eagle_rt.speculate.adaptive import RESTING_STEPS_A_LESSON, AdaptivePolicy, RestingPlan
+from eagle_rt.speculate.adaptive import RESTING_STEPS_A_LESSON, AdaptivePolicy, RestingPlan, num_best, num_different
 from eagle_rt.speculate.costs import Conditions, Observation, PartCost, StepCosts
 from eagle_rt.speculate.forest import no_candidates
 from eagle_rt.speculate.guard import DRAFTS_A_PLAIN_STEP, FIRST_BAN, Guard
 from eagle_rt.speculate.policy import DraftPlan, StepRecord
 from eagle_rt.speculate.prices import Price
-from eagle_rt.speculate.promises import FIRST_PROMISES, NUM_COMMON, NUM_OF_A_TRY, CommonPromises, DraftHistory
+from eagle_rt.speculate.promises import (
+    FIRST_PROMISES,
+    NUM_COMMON,
+    NUM_OF_A_TRY,
+    WEIGHT_OF_COMMON,
+    CommonPromises,
+    DraftHistory,
+    utilities_at,
+)
 from eagle_rt.speculate.sequences import HostSequence, SequenceRows
 from eagle_rt.tree_shape import TreeShape
 
@@ -94,21 +102,81 @@ def test_where_nothing_pays_steps_rest_until_a_request_leaves() -> None:
     assert not isinstance(step(hopeless, "b"), RestingPlan)
 
 
-def test_new_sequences_are_believed_to_be_like_the_others() -> None:
-    """Until they have made drafts of their own."""
+def test_steps_do_not_rest_where_drafts_nearly_pay() -> None:
+    """What they promise is known only so well."""
+    for share, rests in ((0.9, False), (0.7, True)):
+        common = CommonPromises()
+        free = Price(costs(start=0.0, level=50.0, node=0.1), 1.0, Conditions(1, 64.0, is_sampled=False))
+        nearly = policy(costs(start=10.0 * common.utility(free) / share, level=50.0, node=0.1))
+        plan = step(nearly)
+        assert not plan.drafters
+        assert bool(nearly.num_resting) == rests
+
+
+def test_resting_steps_count_as_plain_ones() -> None:
+    """Otherwise the rate would remain that of the last drafts, and nothing would be worth drafting at it."""
+    adaptive = policy(costs(start=50.0, level=50.0, node=20.0))
+    conditions = Conditions(1, 64.0, is_sampled=False)
+    for _ in range(200):
+        adaptive.speed(conditions).add(3.0, 1.0)
+    for _ in range(200):
+        step(adaptive)
+    assert adaptive.speed(conditions).value < 1.1
+
+
+def test_what_a_sequence_promises_is_held_to_what_all_do() -> None:
+    """The more drafts of its own there are, the less; a try after a pause counts as several."""
+    price = Price(costs(start=0.1, level=50.0, node=0.1), 1.0, Conditions(1, 64.0, is_sampled=False))
+    good, bad = np.zeros(FIRST_PROMISES.shape[1:]), np.zeros(FIRST_PROMISES.shape[1:])
+    good[0, 0], bad[0, 0] = 0.9, 0.0
     common = CommonPromises()
     one, other = DraftHistory(common), DraftHistory(common)
-    good = np.full(FIRST_PROMISES.shape[1:], 0.9)
     for _ in range(NUM_COMMON):
         one.add(good)
-    assert (one.promises == good).all()
-    assert (other.promises == good).all()
-    other.add(0 * good)
-    assert (other.promises[0] == 0).all()
-    assert (other.promises[1:6] == good).all()
+    worth = 0.9 - price.node
+    assert utilities_at(price, [one, other]) == pytest.approx([worth, worth])
+    other.own.add(bad)
+    other.price = None
+    assert utilities_at(price, [one, other]) == pytest.approx([worth, worth * WEIGHT_OF_COMMON / (1 + WEIGHT_OF_COMMON)])
     other.num_idle = 1
-    other.add(0 * good)
-    assert (other.promises[: 1 + NUM_OF_A_TRY] == 0).all()
+    other.add(bad)
+    share = WEIGHT_OF_COMMON / (1 + NUM_OF_A_TRY + WEIGHT_OF_COMMON)
+    assert utilities_at(price, [other]) == pytest.approx([worth * share])
+
+
+def test_beliefs_are_worked_out_once_for_each_price() -> None:
+    """And anew for another price, or after a draft."""
+    conditions = Conditions(1, 64.0, is_sampled=False)
+    cheap, dear = (Price(costs(start=0.1, level=50.0, node=node), 1.0, conditions) for node in (0.1, 5.0))
+    history = DraftHistory(CommonPromises())
+    first = utilities_at(cheap, [history])
+    history.own.add(np.ones(FIRST_PROMISES.shape[1:]))  # unseen
+    assert utilities_at(cheap, [history]) == first
+    assert utilities_at(dear, [history])[0] < first[0]
+    history.add(np.ones(FIRST_PROMISES.shape[1:]))
+    assert utilities_at(dear, [history])[0] > utilities_at(dear, [DraftHistory(CommonPromises())])[0]
+
+
+def test_lists_of_prices_are_what_the_costs_say() -> None:
+    """However far they are asked for, and in whatever order."""
+    step_costs = costs(start=3.0, level=2.0, node=0.5)
+    step_costs.parts["level"].per_sequence = 0.7
+    conditions = Conditions(4, 64.0, is_sampled=False)
+    price = Price(step_costs, 1.5, conditions)
+    for count in (3, 1, 40, 12):
+        nodes = price.rate * step_costs.ms("verify", 4, 4 + np.arange(count + 1.0), conditions)
+        assert price.verify.up_to(count) == pytest.approx(nodes)
+        owners = np.random.default_rng(count).integers(0, 4, count)
+        num_sequences = np.array([len(set(owners[: place + 1].tolist())) for place in range(count)])
+        assert num_different(owners, 4).tolist() == num_sequences.tolist()
+        expected = price.rate * step_costs.ms("level", num_sequences, np.arange(1.0, count + 1), conditions)
+        assert price.level(num_sequences) == pytest.approx(expected)
+
+
+def test_the_number_that_is_worth_most() -> None:
+    assert num_best(np.array([1.0, 3.0, 2.0, 3.0]), 0.0) == 2
+    assert num_best(np.array([1.0, 3.0]), 3.0) == 0
+    assert num_best(np.zeros(0), -1.0) == 0
 
 
 def test_every_level_has_its_price() -> None:
