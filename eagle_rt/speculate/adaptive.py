@@ -65,7 +65,7 @@ class AdaptivePolicy:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
             return False
         price = self.price(Conditions(max(1, batch_size), 64, is_sampled))
-        return price.batch_size * self._common[is_sampled].utility(price) > price.starts[-1]
+        return price.batch_size * self._common[is_sampled].utility(price)[0] > price.starts[-1]
 
     def guard(self, conditions: Conditions) -> Guard:
         """Of batches of about this size."""
@@ -89,6 +89,13 @@ class AdaptivePolicy:
     def allow_tries(self, step_ms: float) -> None:
         """Some of the time goes into drafts of sequences that do not draft otherwise."""
         self.allowance_ms = min(self.allowance_ms + TRY_SHARE * step_ms, TRY_SHARE * 256 * step_ms)
+
+    def affords(self, ms: float) -> bool:
+        """Spends that on a try, if there is so much left for tries."""
+        if ms > self.allowance_ms:
+            return False
+        self.allowance_ms -= ms
+        return True
 
     def forget(self, sequence_id: str) -> None:
         self._histories.pop(sequence_id, None)
@@ -162,28 +169,31 @@ class AdaptivePlan:
 
     def _choose_drafters(self, price: Price, num_missing: Sequence[int]) -> list[int]:
         """Those sequences whose drafts together gain most beyond the price of a first level, which is the cheaper the more share
-        it; and tries of others."""
+        it; and tries, of those that nearly do and of others."""
         policy, sequences = self._policy, self._sequences
         indices = [index for index, sequence in enumerate(sequences) if sequence.bounds]
         utilities = dict(zip(indices, utilities_at(price, [policy.history(sequences[index]) for index in indices]), strict=True))
+        reading = {index: price.missed_row * max(0.0, num_missing[index] - ROWS_READ) for index in indices}
         for index in indices:
-            if num_missing[index] > ROWS_READ:
-                utilities[index] -= price.missed_row * (num_missing[index] - ROWS_READ) / STEPS_AFTER_CATCHING_UP
+            utilities[index] -= reading[index] / STEPS_AFTER_CATCHING_UP
         indices.sort(key=utilities.__getitem__, reverse=True)
         gains = list(accumulate((utilities[index] for index in indices), initial=0.0))
         worth = [gain - start for gain, start in zip(gains, price.starts, strict=False)]
         num_drafters = worth.index(max(worth))
+        best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
+        is_hopeless = not num_drafters and gains[best] <= HOPELESS * price.starts[best]
+        if not num_drafters and not is_hopeless:
+            cost = sum(reading[index] for index in indices[:best]) - worth[best]
+            num_drafters = best if policy.affords(cost / price.rate) else 0
         drafters = indices[:num_drafters]
         for index in indices[num_drafters:]:
             history = policy.history(sequences[index])
             history.num_idle += 1 + policy.num_rested
-            if history.num_idle >= history.wait:
-                cost = price.missed_row * num_missing[index] + price.starts[1] + price.node
-                if cost / price.rate <= policy.allowance_ms and policy.pays(price, HOPED_FOR):
-                    policy.allowance_ms -= cost / price.rate
+            if history.num_idle >= history.wait and policy.pays(price, HOPED_FOR):
+                cost = reading[index] + price.starts[len(drafters) + 1] - price.starts[len(drafters)] + price.node
+                if policy.affords(cost / price.rate):
                     drafters.append(index)
-        is_hopeless = not drafters and all(gain <= HOPELESS * start for gain, start in zip(gains, price.starts, strict=False))
-        policy.num_rested = min(MOST_RESTING_STEPS, 1 + 2 * policy.num_rested) if is_hopeless else 0
+        policy.num_rested = min(MOST_RESTING_STEPS, 1 + 2 * policy.num_rested) if is_hopeless and not drafters else 0
         policy.num_resting, policy.resting_size = policy.num_rested, len(sequences)
         return sorted(drafters)
 

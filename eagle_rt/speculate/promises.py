@@ -17,12 +17,12 @@ FIRST_PROMISES[..., 0] = np.array([0.15, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98])[:
 HOPED_FOR = FIRST_PROMISES[4:]
 # How many drafts of a sequence are remembered, and how many of all; a try after a pause counts as several, and so do the very
 # first drafts of all, since what is believed before them is made up.
-NUM_OWN, NUM_COMMON, NUM_OF_A_TRY, NUM_OF_A_FIRST = 8, 128, 4, 4
+NUM_OWN, NUM_RECENT, NUM_COMMON, NUM_OF_A_TRY, NUM_OF_A_FIRST = 8, 16, 128, 4, 4
 # Plain steps before a sequence that does not draft is tried again; they double while tries fail.
 FIRST_WAIT = 16
-# What all have promised counts as so many of a sequence's own drafts: few say little, and one that stops drafting for a few poor
-# ones learns nothing more.
-WEIGHT_OF_COMMON = 16
+# A difference that chance makes likely, in variances: where few drafts are poor by chance and are believed, none follow that would
+# show it.
+LIKELY_CHANCE = 4.0
 
 
 class Promises:
@@ -46,13 +46,16 @@ class CommonPromises(Promises):
     """Of all sequences that are alike."""
 
     def __init__(self) -> None:
-        super().__init__(FIRST_PROMISES.repeat(NUM_COMMON // len(FIRST_PROMISES), axis=0))
-        self._utilities: WeakKeyDictionary[Price, float] = WeakKeyDictionary()
+        super().__init__(np.tile(FIRST_PROMISES, (NUM_COMMON // len(FIRST_PROMISES), 1, 1)))
+        self._utilities: WeakKeyDictionary[Price, tuple[float, float]] = WeakKeyDictionary()
 
-    def utility(self, price: Price) -> float:
-        """Their mean at this price, worked out once for each price."""
+    def utility(self, price: Price) -> tuple[float, float]:
+        """What the next draft of any of them is worth at this price, and the variance of that: worked out once for each price."""
         if price not in self._utilities:
-            self._utilities[price] = float(price.utility(self.latest).mean())
+            utilities = price.utility(self.latest)
+            variance = float(utilities.var())
+            recent = np.roll(utilities, -self._next)[-NUM_RECENT:]
+            self._utilities[price] = held_to(float(utilities.mean()), variance, float(recent.mean()), NUM_RECENT), variance
         return self._utilities[price]
 
     def add(self, promises: Floats, times: int = 1) -> None:
@@ -73,8 +76,9 @@ class DraftHistory:
     def add(self, promises: Floats) -> None:
         """It has made a draft."""
         self.price = None
-        self.own.add(promises, times=NUM_OF_A_TRY if self.num_idle else 1)
-        self.common.add(promises)
+        times = NUM_OF_A_TRY if self.num_idle else 1
+        self.own.add(promises, times)
+        self.common.add(promises, times)
 
 
 def utilities_at(price: Price, histories: Sequence[DraftHistory]) -> list[float]:
@@ -83,10 +87,17 @@ def utilities_at(price: Price, histories: Sequence[DraftHistory]) -> list[float]
     if stale:
         utilities = price.utility(np.array([history.own.latest for history in stale])).tolist()
         for history, own in zip(stale, utilities, strict=True):
-            num_known = history.own.num_known
-            total = sum(own[:num_known]) + WEIGHT_OF_COMMON * history.common.utility(price)
-            history.utility, history.price = total / (num_known + WEIGHT_OF_COMMON), price
+            num_known, (common, variance) = history.own.num_known, history.common.utility(price)
+            mean = sum(own[:num_known]) / max(1, num_known)
+            history.utility, history.price = held_to(common, variance, mean, num_known), price
     return [history.utility for history in histories]
+
+
+def held_to(common: float, variance: float, mean: float, count: int) -> float:
+    """What to believe of some whose first `count` have this mean, where all have a mean of `common` and this variance: the farther
+    from that than chance explains, the more their own. Source: the positive-part estimator of James and Stein (1961)."""
+    squared = (mean - common) ** 2
+    return common + (mean - common) * max(0.0, 1.0 - LIKELY_CHANCE * variance / (count * squared)) if count and squared else common
 
 
 def promises_of(candidates: Candidates, batch_size: int) -> Floats:

@@ -12,11 +12,13 @@ from eagle_rt.speculate.policy import DraftPlan, StepRecord
 from eagle_rt.speculate.prices import Price
 from eagle_rt.speculate.promises import (
     FIRST_PROMISES,
+    LIKELY_CHANCE,
     NUM_COMMON,
     NUM_OF_A_TRY,
-    WEIGHT_OF_COMMON,
+    NUM_RECENT,
     CommonPromises,
     DraftHistory,
+    held_to,
     utilities_at,
 )
 from eagle_rt.speculate.sequences import HostSequence, SequenceRows
@@ -107,10 +109,25 @@ def test_steps_do_not_rest_where_drafts_nearly_pay() -> None:
     for share, rests in ((0.9, False), (0.7, True)):
         common = CommonPromises()
         free = Price(costs(start=0.0, level=50.0, node=0.1), 1.0, Conditions(1, 64.0, is_sampled=False))
-        nearly = policy(costs(start=10.0 * common.utility(free) / share, level=50.0, node=0.1))
+        nearly = policy(costs(start=10.0 * common.utility(free)[0] / share, level=50.0, node=0.1))
         plan = step(nearly)
         assert not plan.drafters
         assert bool(nearly.num_resting) == rests
+
+
+def test_drafts_that_nearly_pay_are_tried_in_little_of_the_time() -> None:
+    """What that is expected to lose is spent from an allowance."""
+    common = CommonPromises()
+    free = Price(costs(start=0.0, level=50.0, node=0.1), 1.0, Conditions(1, 64.0, is_sampled=False))
+    start = 10.0 * common.utility(free)[0] / 0.9
+    nearly = policy(costs(start=start, level=50.0, node=0.1))
+    assert not step(nearly).drafters
+    nearly.allowance_ms = before = 0.2 * start
+    assert step(nearly).drafters == [0]
+    assert before - nearly.allowance_ms == pytest.approx(0.1 * start, rel=0.1)
+    hopeless = policy(costs(start=2 * start, level=50.0, node=0.1))
+    hopeless.allowance_ms = start
+    assert not step(hopeless).drafters
 
 
 def test_resting_steps_count_as_plain_ones() -> None:
@@ -124,24 +141,60 @@ def test_resting_steps_count_as_plain_ones() -> None:
     assert adaptive.speed(conditions).value < 1.1
 
 
-def test_what_a_sequence_promises_is_held_to_what_all_do() -> None:
-    """The more drafts of its own there are, the less; a try after a pause counts as several."""
+def promise(chance: float) -> np.ndarray:
+    """Of a single node."""
+    promises = np.zeros(FIRST_PROMISES.shape[1:])
+    promises[0, 0] = chance
+    return promises
+
+
+def test_what_few_have_promised_is_held_to_what_all_have() -> None:
+    """As far as chance explains the difference."""
+    assert held_to(0.5, 0.04, 0.9, count=0) == 0.5
+    assert held_to(0.5, 0.04, 0.5, count=8) == 0.5
+    assert held_to(0.5, 0.0, 0.9, count=1) == 0.9
+    for mean in (0.1, 0.9):
+        values = [held_to(0.5, 0.04, mean, count) for count in (1, 2, 8, 1000)]
+        assert values[0] == pytest.approx(0.5), "no more than two standard errors away"
+        assert abs(values[2] - 0.5) == pytest.approx(0.4 * (1 - LIKELY_CHANCE * 0.04 / (8 * 0.16)))
+        assert values[3] == pytest.approx(mean, abs=0.01)
+
+
+def test_sequences_are_believed_to_be_like_the_others() -> None:
+    """Until they have made drafts of their own that are clearly others; a try after a pause counts as several."""
     price = Price(costs(start=0.1, level=50.0, node=0.1), 1.0, Conditions(1, 64.0, is_sampled=False))
-    good, bad = np.zeros(FIRST_PROMISES.shape[1:]), np.zeros(FIRST_PROMISES.shape[1:])
-    good[0, 0], bad[0, 0] = 0.9, 0.0
+    rng = np.random.default_rng(0)
     common = CommonPromises()
     one, other = DraftHistory(common), DraftHistory(common)
     for _ in range(NUM_COMMON):
-        one.add(good)
-    worth = 0.9 - price.node
-    assert utilities_at(price, [one, other]) == pytest.approx([worth, worth])
-    other.own.add(bad)
+        one.add(promise(rng.uniform(0.4, 0.8)))
+    of_all = price.utility(common.latest).mean()
+    assert utilities_at(price, [one, other]) == pytest.approx([of_all, of_all])
+    other.own.add(promise(0.5))
     other.price = None
-    assert utilities_at(price, [one, other]) == pytest.approx([worth, worth * WEIGHT_OF_COMMON / (1 + WEIGHT_OF_COMMON)])
+    assert utilities_at(price, [other]) == pytest.approx([of_all]), "one says little"
+    other.own.add(promise(0.0), 8)
+    other.price = None
+    assert utilities_at(price, [other])[0] < 0.1 * of_all
     other.num_idle = 1
-    other.add(bad)
-    share = WEIGHT_OF_COMMON / (1 + NUM_OF_A_TRY + WEIGHT_OF_COMMON)
-    assert utilities_at(price, [other]) == pytest.approx([worth * share])
+    other.add(promise(1.0))
+    assert utilities_at(price, [other])[0] == pytest.approx((price.utility(promise(1.0)) * NUM_OF_A_TRY) / 8, rel=0.3)
+
+
+def test_beliefs_follow_a_change() -> None:
+    """The latest drafts of all are believed where they are clearly others than those before."""
+    price = Price(costs(start=0.1, level=50.0, node=0.1), 1.0, Conditions(1, 64.0, is_sampled=False))
+    common = CommonPromises()
+    for _ in range(NUM_COMMON):
+        common.add(promise(0.0))
+    for _ in range(NUM_RECENT // 2):
+        common.add(promise(0.8))
+    anew = Price(costs(start=0.1, level=50.0, node=0.1), 1.0, Conditions(1, 64.0, is_sampled=False))
+    assert common.utility(price)[0] == pytest.approx(0.39, abs=0.05)
+    for _ in range(NUM_RECENT // 2):
+        common.add(promise(0.8))
+    assert common.utility(price)[0] == pytest.approx(0.39, abs=0.05), "looked at once for each price"
+    assert common.utility(anew)[0] == pytest.approx(0.79, abs=0.1)
 
 
 def test_beliefs_are_worked_out_once_for_each_price() -> None:
@@ -150,11 +203,12 @@ def test_beliefs_are_worked_out_once_for_each_price() -> None:
     cheap, dear = (Price(costs(start=0.1, level=50.0, node=node), 1.0, conditions) for node in (0.1, 5.0))
     history = DraftHistory(CommonPromises())
     first = utilities_at(cheap, [history])
-    history.own.add(np.ones(FIRST_PROMISES.shape[1:]))  # unseen
+    history.own.add(promise(0.0), 8)  # unseen
     assert utilities_at(cheap, [history]) == first
-    assert utilities_at(dear, [history])[0] < first[0]
+    seen = utilities_at(dear, [history])
+    assert seen[0] < first[0]
     history.add(np.ones(FIRST_PROMISES.shape[1:]))
-    assert utilities_at(dear, [history])[0] > utilities_at(dear, [DraftHistory(CommonPromises())])[0]
+    assert utilities_at(dear, [history])[0] > seen[0]
 
 
 def test_lists_of_prices_are_what_the_costs_say() -> None:

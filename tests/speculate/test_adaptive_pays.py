@@ -94,7 +94,8 @@ class Replay:
         self, model: str, policy: TreePolicy, texts: list[list[Forest]], batch_size: int, bounds: TreeShape | None
     ) -> None:
         self._policy, self._texts, self._bounds = policy, texts, bounds
-        self._clock, self._num_begun = Clock(model, 7), 0
+        self._clock, self._num_begun, self._reading_ms = Clock(model, 7), 0, 0.0
+        self._batch_size = batch_size
         self._running = [self._next() for _ in range(batch_size)]
         for index, state in enumerate(self._running):
             state.position = 17 * index % TEXT_LENGTH
@@ -104,12 +105,19 @@ class Replay:
         gained, ms = 0, 0.0
         while gained < num_tokens:
             more, took = self._step()
-            gained, ms = gained + more, ms + took
+            gained, ms = gained + more, ms + took + self._reading_ms
+            self._reading_ms = 0.0
         return gained / ms
 
     def _next(self) -> "Running":
+        """Its prompt is read by the target, and by the head where it will probably draft."""
         self._num_begun += 1
-        return Running(f"{self._num_begun}", self._texts[self._num_begun % len(self._texts)])
+        own = Running(f"{self._num_begun}", self._texts[self._num_begun % len(self._texts)])
+        self._reading_ms += self._clock.ms("verify", 1, own.num_missing)
+        if self._bounds and self._policy.wants_drafts(self._batch_size, is_sampled=False):
+            self._reading_ms += self._clock.ms("start", 1, own.num_missing)
+            own.num_missing = 1
+        return own
 
     def _step(self) -> tuple[int, float]:
         running, parts = self._running, []
