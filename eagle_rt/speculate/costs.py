@@ -13,8 +13,10 @@ from eagle_rt.speculate.forest import Floats, Ints
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
 PARTS = ("start", "level", "verify")
 # Corrections remember some 1 / (1 - ROWS_MEMORY) measurements of a number of rows, and forget them slowly where no more come; they
-# are held to those of all numbers by so many. One measurement counts as no more than LARGEST_SURPRISE times what was expected.
-ROWS_MEMORY, OTHERS_MEMORY, HELD_BY, LARGEST_SURPRISE = 0.97, 0.995, 4.0, 4.0
+# are held to those of all numbers by so many. One measurement counts as no more than LARGEST_SURPRISE times what was expected, and
+# as FIRST_SURPRISE times while there are fewer than NUM_FIRST, since the machine stands still now and then.
+ROWS_MEMORY, OTHERS_MEMORY, HELD_BY = 0.99, 0.998, 4.0
+LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST = 1.5, 4.0, 8
 NUM_ROW_BUCKETS = 14
 # How many rows products are made with, where they are filled up to whole tiles.
 TILED_ROWS = np.array([tiled_rows(num_rows) for num_rows in range(2**NUM_ROW_BUCKETS)], dtype=np.float64)
@@ -66,9 +68,10 @@ class Correction:
 
     def move(self, num_rows: int, ratio: float) -> None:
         power = math.log2(max(num_rows, 1))
-        expected, most = float(np.interp(power, *self._known())), math.log(LARGEST_SURPRISE)
-        surprise = min(most, max(-most, math.log(max(ratio, 1e-9)) - expected))
         place = min(NUM_ROW_BUCKETS - 1, round(power))
+        expected = float(np.interp(power, *self._known()))
+        most = math.log(LARGEST_SURPRISE if self._weights[place] > NUM_FIRST else FIRST_SURPRISE)
+        surprise = min(most, max(-most, math.log(max(ratio, 1e-9)) - expected))
         for other in range(NUM_ROW_BUCKETS):
             memory = ROWS_MEMORY if other == place else OTHERS_MEMORY
             self._weights[other] *= memory
