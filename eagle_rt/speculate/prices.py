@@ -61,8 +61,8 @@ class Price:
         # No tree is worth less than plain decoding.
         self.plain_ms: float = verify[0]
         self.rate = max(1.0, speed) * batch_size / self.plain_ms
-        mean, past_first = ((verify[2] - verify[place]) / (rows[2] - rows[place]) for place in (0, 1))
-        self.node = self.rate * min(mean, past_first)
+        means = [(verify[2] - verify[place]) / (rows[2] - rows[place]) for place in (0, 1) if rows[place] < rows[2]]
+        self.node = self.rate * min(means)
         self.any_node = self.rate * (verify[2] - verify[0]) - self.node * (rows[2] - rows[0])
         self.level_row = self.rate * (level[2] - level[0]) / (rows[2] - rows[0])
         self.level_sequence = self.rate * level[0] / batch_size

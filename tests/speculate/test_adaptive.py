@@ -227,6 +227,15 @@ def test_lists_of_prices_are_what_the_costs_say() -> None:
         assert price.level(num_sequences) == pytest.approx(expected)
 
 
+def test_rows_that_fill_one_tile_have_a_price() -> None:
+    """In half precision the second row costs what the tenth does."""
+    tiled = costs(start=0.1, level=0.1, node=0.1)
+    tiled.parts["verify"].is_tiled = True
+    with np.errstate(all="raise"):
+        prices = [Price(tiled, 1.0, Conditions(batch_size, 64.0, is_sampled=False)) for batch_size in range(1, 40)]
+    assert all(0 < price.node < 0.5 for price in prices)
+
+
 def test_the_number_that_is_worth_most() -> None:
     assert num_best(np.array([1.0, 3.0, 2.0, 3.0]), 0.0) == 2
     assert num_best(np.array([1.0, 3.0]), 3.0) == 0
