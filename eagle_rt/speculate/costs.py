@@ -60,7 +60,7 @@ class Correction:
     @property
     def common(self) -> float:
         """The log of the ratio over all numbers of rows."""
-        return (self._log_ratio + sum(self._sums)) / (1.0 + sum(self._weights))
+        return (HELD_BY * self._log_ratio + sum(self._sums)) / (HELD_BY + sum(self._weights))
 
     def at(self, num_rows: Floats) -> Floats:
         """Interpolated between the row numbers that were measured."""
