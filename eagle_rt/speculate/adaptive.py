@@ -26,10 +26,10 @@ from eagle_rt.speculate.promises import FIRST_WAIT, HOPED_FOR, CommonPromises, D
 from eagle_rt.speculate.sequences import HostSequence
 
 USES_OF_A_PRICE = 16
-# After a step in which nothing would have been worth drafting at such a share of the price, some go without asking: the more, the
-# longer that lasts. Only one in so many of them is learned from, since such steps are short.
+# After a step in which nothing was worth drafting some go without asking: the more, the longer that lasts, but only a few where
+# drafts would have been worth it at such a share of their price. One in so many is learned from, since such steps are short.
 HOPELESS = 0.8
-MOST_RESTING_STEPS, RESTING_STEPS_A_LESSON = 31, 8
+MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31, 3, 8
 # Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth: that takes time itself.
 NUM_FIRST_LESSONS, STEPS_A_LESSON = 64, 4
 # Of the chances that a node's children are accepted if the node is: its best, its second best, and so on.
@@ -193,7 +193,8 @@ class AdaptivePlan:
                 cost = reading[index] + price.starts[len(drafters) + 1] - price.starts[len(drafters)] + price.node
                 if policy.affords(cost / price.rate):
                     drafters.append(index)
-        policy.num_rested = min(MOST_RESTING_STEPS, 1 + 2 * policy.num_rested) if is_hopeless and not drafters else 0
+        most_rests = MOST_RESTING_STEPS if is_hopeless else MOST_RESTING_STEPS_WHERE_NEARLY
+        policy.num_rested = 0 if drafters else min(most_rests, 1 + 2 * policy.num_rested)
         policy.num_resting, policy.resting_size = policy.num_rested, len(sequences)
         return sorted(drafters)
 
