@@ -100,3 +100,11 @@ def test_costs_survive_a_file() -> None:
     document["level"]["values"][0] = -1.0
     with pytest.raises(ValueError, match="the costs of level are no table"):
         costs_from_json(document)
+
+
+def test_one_slow_measurement_says_little() -> None:
+    """Code that is generated for a new number of rows is met once."""
+    cost = fitted_cost(measured("verify"))
+    before = float(cost.ms(4, 8, when(4)))
+    cost.correct(Observation("verify", 4, 8, 4 * before), when(4))
+    assert before < float(cost.ms(4, 8, when(4))) < 1.8 * before
