@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from eagle_rt.speculate.costs import Conditions, Observation, PartCost, costs_from_json, fitted_cost, fitted_costs
+from eagle_rt.speculate.costs import Conditions, Correction, Observation, PartCost, costs_from_json, fitted_cost, fitted_costs
 
 
 def true_ms(batch_size: int, num_rows: int) -> float:
@@ -108,3 +108,4 @@ def test_one_slow_measurement_says_little() -> None:
     before = float(cost.ms(4, 8, when(4)))
     cost.correct(Observation("verify", 4, 8, 4 * before), when(4))
     assert before < float(cost.ms(4, 8, when(4))) < 1.8 * before
+    assert Correction(0.5).common == pytest.approx(0.5)
