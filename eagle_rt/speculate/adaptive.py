@@ -131,11 +131,10 @@ class RestingPlan(FixedPlan):
 
     def __init__(self, policy: AdaptivePolicy, sequences: Sequence[HostSequence]) -> None:
         super().__init__((), drafts=False)
-        self._policy = policy
-        self._conditions = Conditions(len(sequences), 0.0, any(sequence.temperature > 0 for sequence in sequences))
+        self._policy, self._sequences = policy, sequences
 
     def learn(self, record: StepRecord) -> None:
-        self._policy.speed(self._conditions).add(1.0, 1.0)
+        self._policy.speed(conditions_of(self._sequences)).add(1.0, 1.0)
         self._policy.allow_tries(record.parts[-1].ms)
 
 
@@ -146,8 +145,7 @@ class AdaptivePlan:
         self, policy: AdaptivePolicy, sequences: Sequence[HostSequence], num_missing: Sequence[int], may_draft: bool
     ) -> None:
         self._policy, self._sequences = policy, sequences
-        context = sum(sequence.num_cached for sequence in sequences) / len(sequences)
-        self._conditions = Conditions(len(sequences), context, any(sequence.temperature > 0 for sequence in sequences))
+        self._conditions = conditions_of(sequences)
         self._bounds = bounds_of(tuple(sequence.bounds for sequence in sequences))
         self.drafters: list[int] = []
         self._price = policy.price(self._conditions)
@@ -186,10 +184,14 @@ class AdaptivePlan:
             cost = sum(reading[index] for index in indices[:best]) - worth[best]
             num_drafters = best if policy.affords(cost / price.rate) else 0
         drafters = indices[:num_drafters]
+        due = []
         for index in indices[num_drafters:]:
             history = policy.history(sequences[index])
             history.num_idle += 1 + policy.num_rested
-            if history.num_idle >= history.wait and policy.pays(price, HOPED_FOR):
+            if history.num_idle >= history.wait:
+                due.append(index)
+        if due and policy.pays(price, HOPED_FOR):
+            for index in due:
                 cost = reading[index] + price.starts[len(drafters) + 1] - price.starts[len(drafters)] + price.node
                 if policy.affords(cost / price.rate):
                     drafters.append(index)
@@ -285,6 +287,11 @@ class AdaptivePlan:
         asked = np.bincount(kinds[is_first], np.exp(parent_values[is_first]), 2)[:, None]
         below = table[:, int(deeper.depths[0]) - 1]
         below += CHILD_RATE * (np.divide(met, asked, out=below.copy(), where=asked > 0) - below)
+
+
+def conditions_of(sequences: Sequence[HostSequence]) -> Conditions:
+    context = sum(sequence.num_cached for sequence in sequences) / len(sequences)
+    return Conditions(len(sequences), context, any(sequence.temperature > 0 for sequence in sequences))
 
 
 def num_best(worth: Floats, of_none: float) -> int:

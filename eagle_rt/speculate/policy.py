@@ -88,6 +88,7 @@ class Bounds:
 
 @lru_cache(maxsize=256)
 def bounds_of(shapes: tuple[TreeShape | None, ...]) -> Bounds:
+    """Of sequences with these largest trees, None where one may not draft; made once for every combination."""
     own = [shape or NO_SPECULATION for shape in shapes]
     return Bounds(
         num_steps=np.array([shape.num_steps for shape in own]),

@@ -69,8 +69,10 @@ class Price:
         self.batch_size = batch_size
         self.num_uses = self.num_uses_left = num_uses
 
+        rate = self.rate  # a list that knew its price would keep it alive
+
         def listed(part: str, num_sequences: int, first_rows: int = 0) -> PriceList:
-            return PriceList(lambda counts: self.rate * costs.ms(part, num_sequences, first_rows + counts, conditions))
+            return PriceList(lambda counts: rate * costs.ms(part, num_sequences, first_rows + counts, conditions))
 
         self.verify = listed("verify", batch_size, batch_size)
         self._level_of_none, self._level_of_one = listed("level", 0), listed("level", 1)

@@ -82,7 +82,7 @@ class DraftHistory:
 
 
 def utilities_at(price: Price, histories: Sequence[DraftHistory]) -> list[float]:
-    """What the next drafts of these sequences are worth: a mean over what they have promised themselves and what all have."""
+    """What the next drafts of these sequences are worth: what they have promised themselves, held to what all have."""
     stale = [history for history in histories if history.price is not price]
     if stale:
         utilities = price.utility(np.array([history.own.latest for history in stale])).tolist()
