@@ -21,7 +21,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench_speculative import environment
-from benchmarks.lockstep import full_rates
+from eagle_rt.bench.lockstep import full_rates
 from eagle_rt.bench.sweep import Measurement, Setting, add_metrics, calibration_columns, core_for, generate
 from eagle_rt.bench.workload import Workload, load_workload
 from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device

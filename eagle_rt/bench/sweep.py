@@ -122,12 +122,11 @@ def measure_once(
     measurement: Measurement,
     workload: Workload,
     sampling: SamplingParams,
-    costs: StepCosts | None = None,
 ) -> None:
     """Add one run of a setting to its measurement: all prompts on a fresh engine, after a short warm-up with others. An engine
     whose trees are adaptive is kept for the next run, as a server goes on learning, but finds no prompt in its cache."""
     setting = measurement.setting
-    core = measurement.core or core_for(models, config, setting, costs)
+    core = measurement.core or core_for(models, config, setting)
     generate(core, [WARM_UP_PROMPT] * setting.batch_size, replace(sampling, max_new_tokens=8, ignore_eos=True))
     core.forget_metrics()
     core.scheduler.forget_prefixes()

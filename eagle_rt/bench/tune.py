@@ -9,9 +9,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
-from eagle_rt.bench.sweep import Measurement, Setting, costs_of, measure_once
+from eagle_rt.bench.lockstep import full_rates, longest_reply
+from eagle_rt.bench.sweep import Setting, core_for, costs_of
 from eagle_rt.bench.workload import Workload
 from eagle_rt.config import EngineConfig
+from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.profile import Profile, Subject
 from eagle_rt.engine.request import SamplingParams
@@ -21,13 +23,26 @@ from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes
 
 STEPS, TOP_KS, NUM_TOKENS = (1, 2, 3, 4, 6), (1, 2, 4), (4, 8, 16, 24)
 ADAPTIVE_BOUNDS = (TreeShape(3, 2, 8), TreeShape(5, 2, 12), TreeShape(6, 4, 24), TreeShape(8, 4, 40))
-# In a round all settings that are left take turns, the same prompts for all in each turn, for at least and at most so many turns,
-# and for about so many seconds.
-NEW_TOKENS, LEAST_PROMPTS = 32, 2
-ROUNDS = ((1, 4), (2, 8), (3, 16))
-ROUND_S = 12.0
 KEPT_SHARE, NUM_FINALISTS = 1 / 3, 3
 LATE_SHARE = 0.9
+# So many settings go through the texts side by side, none of speculation always among them: each holds a cache of its own.
+GROUP_SIZE = 8
+# Prompts of a turn: enough to keep a batch full for a while.
+LEAST_PROMPTS, PROMPTS_A_SLOT = 2, 1.5
+
+
+@dataclass(frozen=True)
+class Round:
+    """All settings that are left get at least and at most so many turns, within about so many seconds; in each turn all of them
+    answer the same prompts, with about so many tokens."""
+
+    num_tokens: int
+    least_turns: int
+    most_turns: int
+    seconds: float
+
+
+ROUNDS = (Round(16, 1, 4, 10.0), Round(32, 1, 8, 12.0), Round(32, 2, 16, 16.0))
 
 C = TypeVar("C", bound=Hashable)
 
@@ -86,16 +101,16 @@ class Tuned:
 
 
 class Tuner:
-    """Measures settings over models that are in memory. One engine a setting is kept, so that adaptive ones go on learning."""
+    """Measures settings over models that are in memory. Adaptive engines are kept, so that they go on learning."""
 
     def __init__(self, models: LoadedModels, config: EngineConfig, subject: Subject, workload: Workload, seed: int) -> None:
-        longest = max(map(len, workload.prompts)) + NEW_TOKENS
+        longest = max(map(len, workload.prompts)) + longest_reply(max(own.num_tokens for own in ROUNDS))
         self._models, self._workload, self._seed, self._subject = models, workload, seed, subject
         self._config = config
         self._tokens_per_request = longest + 2 * max(tree.num_scratch_rows for tree in (*ADAPTIVE_BOUNDS, *fixed_trees()))
         self._tokens_per_request += 2 * config.page_size
         self._costs: StepCosts | None = None
-        self._policies: dict[TreeShape, AdaptivePolicy] = {}
+        self._adaptive: dict[Setting, EngineCore] = {}
 
     def run(
         self, batch_sizes: list[int], temperatures: list[float], on_progress: Callable[[str], None]
@@ -111,45 +126,56 @@ class Tuner:
             for temperature in temperatures:
                 results.append(self._tune(settings, temperature, on_progress))
         bounds, fixed = overall_best(results, "adaptive"), overall_best(results, "fixed")
-        weights = self._policies[bounds].estimator.weights.tolist()
         rows = [result.row() for result in results]
-        return Profile(self._subject, bounds, fixed, self._costs, weights, rows), results
+        return Profile(self._subject, bounds, fixed, self._costs, self._weights(bounds), rows), results
 
     def _tune(self, settings: list[Setting], temperature: float, on_progress: Callable[[str], None]) -> Tuned:
         batch_size = settings[0].batch_size
-        measurements = {setting: Measurement(setting) for setting in settings}
-        config = replace(self._config, max_total_tokens=self._tokens_per_request * batch_size)
-        sampling = SamplingParams(temperature=temperature, seed=self._seed, max_new_tokens=NEW_TOKENS)
+        num_prompts = max(LEAST_PROMPTS, math.ceil(PROMPTS_A_SLOT * batch_size))
         prompts = itertools.cycle(self._workload.prompts)
         plain = settings[0]
 
         def measure(left: list[Setting], number: int) -> dict[Setting, float]:
-            """Medians over turns of the speed in units of no speculation in the same turn, in tokens/s."""
-            least, most = ROUNDS[number]
-            start, num_turns = time.perf_counter(), 0
-            for setting in left:
-                measurements[setting].rates.clear()
-            while num_turns < least or (num_turns < most and time.perf_counter() - start < ROUND_S * num_turns / (num_turns + 1)):
-                workload = Workload(self._workload.name, list(itertools.islice(prompts, max(LEAST_PROMPTS, batch_size))))
-                for setting in left:
-                    measure_once(self._models, config, measurements[setting], workload, sampling, self._costs)
-                    on_progress(f"batch {batch_size}, temperature {temperature:g}, round {number + 1}: {setting}")
+            """The tokens/s of no speculation, times the medians over turns of how much faster the settings were beside it."""
+            this = ROUNDS[number]
+            sampling = SamplingParams(temperature=temperature, seed=self._seed, max_new_tokens=this.num_tokens)
+            ratios: dict[Setting, list[float]] = {setting: [] for setting in left}
+            speeds, start, num_turns = [], time.perf_counter(), 0
+            while num_turns < this.least_turns or (
+                num_turns < this.most_turns and time.perf_counter() - start < this.seconds * num_turns / (num_turns + 1)
+            ):
+                own_prompts = list(itertools.islice(prompts, num_prompts))
+                for first in range(1, len(left), GROUP_SIZE - 1):
+                    group = left[first : first + GROUP_SIZE - 1]
+                    cores = [self._core(setting) for setting in (plain, *group)]
+                    speed, *others = full_rates(cores, own_prompts, sampling)
+                    speeds.append(speed)
+                    for setting, other in zip(group, others, strict=True):
+                        ratios[setting].append(other / speed)
+                        on_progress(f"batch {batch_size}, temperature {temperature:g}, round {number + 1}: {setting}")
                 num_turns += 1
-            rates = measurements[plain].rates
-            speed = statistics.median(rates)
-            return {
-                setting: speed
-                * statistics.median(own / other for own, other in zip(measurements[setting].rates, rates, strict=True))
-                for setting in left
-            }
+            speed = statistics.median(speeds)
+            return {setting: speed * statistics.median(own or [1.0]) for setting, own in ratios.items()}
 
-        speeds = halving(settings, measure, len(ROUNDS), lambda setting: setting.kind != "fixed")
-        for setting, measurement in measurements.items():
-            if measurement.core and measurement.core.runner.host_stepper:
-                policy = measurement.core.runner.host_stepper.policy
-                assert isinstance(policy, AdaptivePolicy)
-                self._policies[setting.tree] = policy
-        return Tuned(batch_size, temperature, speeds)
+        return Tuned(batch_size, temperature, halving(settings, measure, len(ROUNDS), lambda setting: setting.kind != "fixed"))
+
+    def _core(self, setting: Setting) -> EngineCore:
+        if setting in self._adaptive:
+            return self._adaptive[setting]
+        config = replace(self._config, max_total_tokens=self._tokens_per_request * setting.batch_size)
+        core = core_for(self._models, config, setting, self._costs)
+        if setting.is_adaptive:
+            self._adaptive[setting] = core
+        return core
+
+    def _weights(self, bounds: TreeShape) -> list[float]:
+        """What the engine with these bounds that was made last has learned of acceptance."""
+        core = next(core for setting, core in reversed(self._adaptive.items()) if setting.tree == bounds)
+        stepper = core.runner.host_stepper
+        assert stepper
+        policy = stepper.policy
+        assert isinstance(policy, AdaptivePolicy)
+        return policy.estimator.weights.tolist()
 
 
 def overall_best(results: list[Tuned], kind: str) -> TreeShape:

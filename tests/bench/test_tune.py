@@ -7,7 +7,7 @@ import pytest
 import bench_speculative
 from eagle_rt.bench import tune
 from eagle_rt.bench.sweep import Setting
-from eagle_rt.bench.tune import Tuned, fixed_trees, halving, overall_best
+from eagle_rt.bench.tune import Round, Tuned, fixed_trees, halving, overall_best
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
 
@@ -50,8 +50,8 @@ def test_the_tree_that_is_best_on_the_whole() -> None:
 def test_tuning_end_to_end(
     target_dir: Path, head_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tune, "ROUNDS", ((1, 1), (1, 2)))
-    monkeypatch.setattr(tune, "NEW_TOKENS", 6)
+    monkeypatch.setattr(tune, "ROUNDS", (Round(6, 1, 1, 1.0), Round(6, 1, 2, 1.0)))
+    monkeypatch.setattr(tune, "GROUP_SIZE", 3)
     monkeypatch.setattr(tune, "STEPS", (1, 2))
     monkeypatch.setattr(tune, "NUM_TOKENS", (4,))
     monkeypatch.setattr(tune, "ADAPTIVE_BOUNDS", (TreeShape(3, 2, 8),))

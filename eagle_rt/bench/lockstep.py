@@ -7,7 +7,7 @@ from dataclasses import replace
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.request import SamplingParams
 
-# Replies are so many times --max-new-tokens long. Were all alike, only plain decoding would read all prompts of a batch at once.
+# Replies are so many times as long as is asked for. Were all alike, only plain decoding would read all prompts of a batch at once.
 LENGTHS = (0.5, 1.25, 0.75, 1.5, 1.0)
 LONGEST_STEP = 5.0
 
@@ -19,12 +19,12 @@ def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: Samp
     The next step is always that of the engine that is furthest behind, so that all are at the same place of the same texts at any
     time, and a slow second of the machine hits all of them alike.
     """
+    assert sampling.max_new_tokens is not None
     for core in cores:
         core.forget_metrics()
         core.scheduler.forget_prefixes()
         for number, prompt in enumerate(prompts):
-            length = round(sampling.max_new_tokens * LENGTHS[number % len(LENGTHS)])
-            core.submit(str(number), prompt, replace(sampling, max_new_tokens=length))
+            core.submit(str(number), prompt, replace(sampling, max_new_tokens=reply_length(sampling.max_new_tokens, number)))
     num_tokens, seconds = dict.fromkeys(cores, 0), {core: StepSeconds() for core in cores}
     while behind := [core for core in cores if core.scheduler.waiting or is_full(core)]:
         core = min(behind, key=num_tokens.__getitem__)
@@ -57,3 +57,12 @@ class StepSeconds:
 
 def is_full(core: EngineCore) -> bool:
     return len(core.scheduler.running) == core.scheduler.limits.max_running
+
+
+def reply_length(num_tokens: int, number: int) -> int:
+    """Of the reply to prompt `number` where replies shall have about so many tokens."""
+    return round(num_tokens * LENGTHS[number % len(LENGTHS)])
+
+
+def longest_reply(num_tokens: int) -> int:
+    return max(reply_length(num_tokens, number) for number in range(len(LENGTHS)))
