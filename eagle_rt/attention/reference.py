@@ -1,4 +1,4 @@
-"""Attention in plain torch, one sequence at a time: the slow, obvious twin, and the one that serves on a CPU."""
+"""Attention in plain torch, one sequence at a time: the slow, obvious twin."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,12 @@ from eagle_rt.cache.pool import KVPool
 class SequencePlan:
     """One sequence of the batch: its query rows, its cache rows, and what each query sees of them.
 
-    views: (keys, values) of every layer, [1, kv heads, kv_len, head_dim] each, where the rows lie side by side; else None.
     bias: [Q, kv_len], 0 where a query sees a row and -inf where it does not, or None where every query sees every row;
     positions: [Q], which layers with a window look at.
     """
 
     rows: slice
     kv_slots: Tensor | slice
-    views: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None
     bias: Tensor | None
     positions: Tensor
 
@@ -33,7 +31,7 @@ class ReferencePlan:
 
 
 class ReferenceAttention:
-    """Gathers a sequence's rows (a view, where they lie side by side) and calls torch's own attention on them."""
+    """Reads a sequence's rows and calls torch's own attention on them."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -47,21 +45,15 @@ class ReferenceAttention:
             bias = None
             if visible is not None:
                 bias = torch.zeros(visible.shape, dtype=self._dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
-            views = pool.views(kv_slots) if isinstance(kv_slots, slice) else None
-            sequences.append(SequencePlan(rows, kv_slots, views, bias, batch.positions[rows]))
+            sequences.append(SequencePlan(rows, kv_slots, bias, batch.positions[rows]))
         return ReferencePlan(pool, tuple(sequences))
 
     def run(self, queries: Tensor, layer: int, plan: ReferencePlan, window: int | None) -> Tensor:
-        if len(plan.sequences) == 1:
-            return run_sequence(queries, plan.pool, layer, plan.sequences[0], window)
         return torch.cat([run_sequence(queries[own.rows], plan.pool, layer, own, window) for own in plan.sequences])
 
 
 def run_sequence(queries: Tensor, pool: KVPool, layer: int, sequence: SequencePlan, window: int | None) -> Tensor:
-    if sequence.views:
-        keys, values = sequence.views[0][layer], sequence.views[1][layer]
-    else:
-        keys, values = pool.read(layer, sequence.kv_slots)
+    keys, values = pool.read(layer, sequence.kv_slots)
     bias, kv_len = sequence.bias, keys.shape[2]
     if window is not None and kv_len > window:
         # A drafted row's position is at most what its place in the cache says, so no drafted row falls out of the window here.
@@ -83,7 +75,7 @@ def visible_rows(batch: Batch, b: int, kv_len: int) -> Tensor | None:
         return torch.ones(num_queries, kv_len, dtype=torch.bool, device=device).tril(kv_len - num_queries)
     assert not isinstance(batch.tree_mask, MaskWords)
     tree_mask = batch.tree_mask[b]
-    if tree_mask.shape[0] == 1 and (isinstance(batch.tree_mask, Tensor) or bool(tree_mask.all())):
+    if tree_mask.shape[0] == 1 and bool(tree_mask.all()):
         return None  # a lone row of a chain sees all that came before it
     prefix = torch.ones(num_queries, kv_len - tree_mask.shape[1], dtype=torch.bool, device=device)
     return torch.cat((prefix, tree_mask), dim=1)

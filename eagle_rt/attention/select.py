@@ -6,7 +6,7 @@ import os
 import torch
 
 from eagle_rt.attention.base import AttentionBackend
-from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.attention.grouped import GroupedAttention
 
 
 def attention_backend(name: str, device: str, dtype: torch.dtype, head_dims: set[int]) -> AttentionBackend:
@@ -19,7 +19,7 @@ def attention_backend(name: str, device: str, dtype: torch.dtype, head_dims: set
         return triton_attention(device)
     if name == "flashinfer":
         return flashinfer_attention(device, dtype, head_dims)
-    return ReferenceAttention(dtype)
+    return GroupedAttention(dtype)
 
 
 def triton_attention(device: str) -> AttentionBackend:

@@ -22,9 +22,11 @@ class KVPool:
         """keys_and_values: [T, 2, heads, head_dim] goes to slots [T]."""
         self._layers[layer].index_copy_(0, slots, keys_and_values)
 
-    def read(self, layer: int, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """(keys, values) of one layer, each [1, heads, len(slots), head_dim]; views where `slots` is a slice."""
-        keys, values = self._layers[layer][slots].permute(1, 2, 0, 3)[:, None].unbind(0)
+    def read(self, layer: int, slots: Tensor | slice, num_sequences: int = 1) -> tuple[Tensor, Tensor]:
+        """(keys, values) of one layer, each [n, heads, K, head_dim], from n * K slots; views where `slots` is a slice."""
+        storage = self._layers[layer]
+        rows = storage[slots] if isinstance(slots, slice) else storage.index_select(0, slots)
+        keys, values = rows.unflatten(0, (num_sequences, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return keys, values
 
     def views(self, slots: slice) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

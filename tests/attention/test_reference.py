@@ -6,11 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from eagle_rt.attention.base import AttentionBackend
+from eagle_rt.attention.grouped import GroupedAttention
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.batch import Batch, HostRows
 from eagle_rt.cache.pool import KVPool
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
+BACKENDS = pytest.mark.parametrize(
+    "backend", [ReferenceAttention(torch.float32), GroupedAttention(torch.float32)], ids=["one by one", "grouped"]
+)
 
 
 def spelled_out(query: Tensor, keys: Tensor, values: Tensor, seen: list[int]) -> Tensor:
@@ -31,7 +36,8 @@ def random_pool(num_slots: int) -> KVPool:
 
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("scattered", [False, True])
-def test_causal_chunks_of_several_sequences(scattered: bool, window: int | None) -> None:
+@BACKENDS
+def test_causal_chunks_of_several_sequences(backend: AttentionBackend, scattered: bool, window: int | None) -> None:
     pool = random_pool(40)
     lengths, chunk_sizes = (9, 5, 7), (4, 1, 7)
     order = torch.randperm(40) if scattered else torch.arange(40)
@@ -48,7 +54,6 @@ def test_causal_chunks_of_several_sequences(scattered: bool, window: int | None)
         rows=HostRows(lengths, tuple(own if scattered else slice(int(own[0]), int(own[-1]) + 1) for own in slots)),
         tree_mask=None,
     )
-    backend = ReferenceAttention(torch.float32)
     queries = torch.randn(starts[-1], HEADS, HEAD_DIM)
     output = backend.run(queries, 0, backend.plan(batch, pool), window)
     for b, own in enumerate(slots):
@@ -61,7 +66,8 @@ def test_causal_chunks_of_several_sequences(scattered: bool, window: int | None)
 
 
 @pytest.mark.parametrize("num_columns", [3, 5], ids=["the queries' own rows", "and rows fed before them"])
-def test_tree_rows_see_the_text_and_what_the_mask_says(num_columns: int) -> None:
+@BACKENDS
+def test_tree_rows_see_the_text_and_what_the_mask_says(backend: AttentionBackend, num_columns: int) -> None:
     pool = random_pool(30)
     mask = torch.rand(2, 3, num_columns) < 0.5
     for query in range(3):
@@ -75,7 +81,6 @@ def test_tree_rows_see_the_text_and_what_the_mask_says(num_columns: int) -> None
         rows=HostRows(lengths, (slice(0, lengths[0]), slice(15, 15 + lengths[1]))),
         tree_mask=mask,
     )
-    backend = ReferenceAttention(torch.float32)
     queries = torch.randn(6, HEADS, HEAD_DIM)
     output = backend.run(queries, 0, backend.plan(batch, pool), None)
     for b, first_slot in enumerate((0, 15)):

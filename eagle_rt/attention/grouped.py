@@ -1,0 +1,186 @@
+"""Attention by torch's own kernel, for many sequences in one call: for one of few rows a call takes longer than its work.
+
+The twin is `ReferenceAttention`, which takes one sequence after the other.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from eagle_rt.batch import Batch, HostRows, MaskWords
+from eagle_rt.cache.pool import KVPool
+
+# Sequences go together if they have about as many queries and about as many rows as each other, since all are filled up to the
+# most: one query, up to FEW_QUERIES, or up to MANY_QUERIES; and up to FEW_ROWS or up to MANY_ROWS, beyond which copying the rows
+# side by side takes longer than a call of its own for each sequence (two cores of a Xeon).
+FEW_QUERIES, MANY_QUERIES = 8, 32
+FEW_ROWS, MANY_ROWS = 256, 512
+
+
+@dataclass
+class Group:
+    """n sequences, filled up to Q queries and K rows each. Fillings are copies: of a sequence's last query, and of its last row.
+
+    queries: [n * Q] rows of the pass, None where they are all rows in order; kept, outputs: which of those [n * Q] are no fillings,
+    and their rows of the pass, None where all are. slots: [n * K], or a slice that one sequence's rows lie in, side by side; then
+    `views` holds the (keys, values) of every layer, [1, kv heads, K, head_dim] each.
+    positions: [n, Q] of the queries. bias: [n, 1, Q, K], 0 where a query sees a row and -inf where it does not, or None where every
+    query sees every row; folded: the same for every query of heads that share a key head, by the number of those.
+    """
+
+    shape: tuple[int, int, int]
+    queries: Tensor | None
+    kept: Tensor | None
+    outputs: Tensor | None
+    slots: Tensor | slice
+    views: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None
+    positions: Tensor
+    bias: Tensor | None
+    folded: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GroupedPlan:
+    pool: KVPool
+    groups: tuple[Group, ...]
+
+
+class GroupedAttention:
+    """Sequences that are alike go through torch's attention in one call, their rows copied side by side first. Sequences with many
+    queries or rows go alone, their rows read where they are if they lie side by side."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def plan(self, batch: Batch, pool: KVPool) -> GroupedPlan:
+        members: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+        for b in range(batch.batch_size):
+            members[likeness(batch, b)].append(b)
+        return GroupedPlan(pool, tuple(self._group(batch, pool, own) for own in members.values()))
+
+    def run(self, queries: Tensor, layer: int, plan: GroupedPlan, window: int | None) -> Tensor:
+        first, *others = plan.groups
+        if first.outputs is None:
+            return run_group(queries, layer, plan.pool, first, window)
+        output = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        for group in (first, *others):
+            assert group.outputs is not None
+            output.index_copy_(0, group.outputs, run_group(queries, layer, plan.pool, group, window))
+        return output
+
+    def _group(self, batch: Batch, pool: KVPool, members: list[int]) -> Group:
+        assert isinstance(batch.rows, HostRows)
+        device = batch.tokens.device
+        starts = [batch.query_starts[b] for b in members]
+        counts = [batch.query_starts[b + 1] - start for b, start in zip(members, starts, strict=True)]
+        lengths = [batch.rows.kv_lens[b] for b in members]
+        num_members, num_queries, num_rows = len(members), max(counts), max(lengths)
+        queries = kept = outputs = None
+        positions = batch.positions
+        if num_members < batch.batch_size or min(counts) < num_queries:
+            places = torch.arange(num_queries, device=device)
+            last = torch.tensor(counts, device=device)[:, None] - 1
+            queries = (torch.tensor(starts, device=device)[:, None] + torch.minimum(places, last)).flatten()
+            kept = (places <= last).flatten().nonzero()[:, 0]
+            outputs = queries[kept]
+            positions = positions[queries]
+        slots, views = batch.rows.kv_slots[members[0]], None
+        if num_members == 1 and isinstance(slots, slice):
+            views = pool.views(slots)
+        else:
+            slots = side_by_side([batch.rows.kv_slots[b] for b in members], num_rows, device)
+        visible = visible_rows(batch, members, counts, lengths)
+        bias = None
+        if visible is not None:
+            bias = torch.zeros(visible.shape, dtype=self._dtype, device=device).masked_fill_(~visible, -torch.inf)[:, None]
+        shape = (num_members, num_queries, num_rows)
+        return Group(shape, queries, kept, outputs, slots, views, positions.view(num_members, num_queries), bias)
+
+
+def likeness(batch: Batch, b: int) -> tuple[int, ...]:
+    """Sequences for which this is the same go together."""
+    assert isinstance(batch.rows, HostRows)
+    count, num_rows = batch.query_starts[b + 1] - batch.query_starts[b], batch.rows.kv_lens[b]
+    if count > MANY_QUERIES or num_rows > MANY_ROWS:
+        return (b,)
+    return (count > 1) + (count > FEW_QUERIES), num_rows > FEW_ROWS
+
+
+def side_by_side(slots: list[Tensor | slice], num_rows: int, device: torch.device) -> Tensor:
+    """[n * num_rows] the slots of n sequences, the last ones repeated."""
+    places, filled = torch.arange(num_rows, device=device), []
+    for own in slots:
+        if isinstance(own, slice):
+            filled.append((own.start + places).clamp(max=own.stop - 1))
+        else:
+            filled.append(own if len(own) == num_rows else own[places.clamp(max=len(own) - 1)])
+    return torch.cat(filled)
+
+
+def visible_rows(batch: Batch, members: list[int], counts: list[int], lengths: list[int]) -> Tensor | None:
+    """[n, Q, K] bool for these sequences, or None where all is visible; what it says of fillings is that they see no other
+    sequence's rows."""
+    tree_mask, device = batch.tree_mask, batch.tokens.device
+    assert not isinstance(tree_mask, MaskWords)
+    are_alike = max(counts) == 1 and min(lengths) == max(lengths)
+    # To look into a mask on a GPU would mean to wait for it.
+    if are_alike and (tree_mask is None or (device.type == "cpu" and all(bool(tree_mask[b].all()) for b in members))):
+        return None
+    kv_lens, num_queries = torch.tensor(lengths, device=device)[:, None, None], max(counts)
+    if tree_mask is None:
+        own = torch.tensor(counts, device=device)[:, None, None]
+        num_seen = torch.minimum(kv_lens - own + torch.arange(1, num_queries + 1, device=device)[:, None], kv_lens)
+        return torch.arange(max(lengths), device=device) < num_seen
+    columns = [tree_mask[b].shape[1] for b in members]
+    prefixes = kv_lens - torch.tensor(columns, device=device)[:, None, None]
+    visible = (torch.arange(max(lengths), device=device) < prefixes).repeat(1, num_queries, 1)
+    for own, b, count, length, width in zip(visible, members, counts, lengths, columns, strict=True):
+        own[:count, length - width : length] = tree_mask[b]
+        own[count:, length - 1] = True
+    return visible
+
+
+def run_group(queries: Tensor, layer: int, pool: KVPool, group: Group, window: int | None) -> Tensor:
+    """[R, heads, head_dim] for the R queries of a group."""
+    num_members, num_queries, num_rows = group.shape
+    num_heads, head_dim = queries.shape[1:]
+    own = queries if group.queries is None else queries.index_select(0, group.queries)
+    own = own.view(num_members, num_queries, num_heads, head_dim)
+    if group.views:
+        keys, values = group.views[0][layer], group.views[1][layer]
+    else:
+        assert isinstance(group.slots, Tensor)
+        keys, values = pool.read(layer, group.slots, num_members)
+    bias, is_windowed = group.bias, False
+    if window is not None and num_rows > window:
+        bias, is_windowed = windowed(group, window, queries.dtype), True
+    shared = num_heads // keys.shape[1]
+    # Half-precision products of all queries that share their keys take less time than of one head after the other.
+    if shared > 1 and num_queries <= MANY_QUERIES and (num_queries == 1 or queries.dtype != torch.float32):
+        own = own.view(num_members, num_queries, -1, shared, head_dim).transpose(1, 2).flatten(2, 3)
+        if bias is not None and num_queries > 1:
+            folded = None if is_windowed else group.folded.get(shared)
+            bias = bias.repeat_interleave(shared, dim=2) if folded is None else folded
+            if not is_windowed:
+                group.folded[shared] = bias
+        attended = functional.scaled_dot_product_attention(own, keys, values, attn_mask=bias)
+        attended = attended.unflatten(2, (num_queries, shared)).transpose(1, 2).reshape(-1, num_heads, head_dim)
+    else:
+        own = own.transpose(1, 2)
+        attended = functional.scaled_dot_product_attention(own, keys, values, attn_mask=bias, enable_gqa=True)
+        attended = attended.transpose(1, 2).reshape(-1, num_heads, head_dim)
+    return attended if group.kept is None else attended.index_select(0, group.kept)
+
+
+def windowed(group: Group, window: int, dtype: torch.dtype) -> Tensor:
+    """The bias of a layer that looks back only so far. A drafted row's position is at most what its place in the cache says, so no
+    drafted row falls out of the window here."""
+    num_members, num_queries, num_rows = group.shape
+    distances = group.positions[:, :, None] - torch.arange(num_rows, device=group.positions.device)
+    bias = group.bias
+    if bias is None:
+        bias = torch.zeros(num_members, 1, num_queries, num_rows, dtype=dtype, device=group.positions.device)
+    return bias.masked_fill((distances >= window)[:, None], -torch.inf)

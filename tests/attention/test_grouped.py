@@ -1,0 +1,111 @@
+"""Sequences that go through attention together against the same ones one by one."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from eagle_rt.attention import grouped
+from eagle_rt.attention.grouped import GroupedAttention
+from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.batch import Batch, HostRows
+from eagle_rt.cache.pool import KVPool
+
+NUM_SLOTS, HEAD_DIM = 512, 8
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_limits() -> Iterator[None]:
+    """So that every kind of group is met."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouped, "FEW_QUERIES", 3)
+        patch.setattr(grouped, "MANY_QUERIES", 6)
+        patch.setattr(grouped, "FEW_ROWS", 12)
+        patch.setattr(grouped, "MANY_ROWS", 24)
+        yield
+
+
+def random_batch(sizes: list[tuple[int, int, int, bool]], kind: str, seed: int) -> Batch:
+    """sizes: for each sequence its cached rows, its queries, rows fed before those, and whether its rows lie side by side.
+    kind: of the mask, which is that of a tree for each sequence by itself, for all alike, or causal."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(NUM_SLOTS, generator=generator)
+    starts, lengths, slots, masks, positions, first_free = [0], [], [], [], [], 0
+    for num_cached, num_queries, num_fed, is_run in sizes:
+        num_columns = num_fed + num_queries
+        length = num_cached + num_columns
+        first = int(torch.randint(NUM_SLOTS - length, (1,), generator=generator))
+        slots.append(slice(first, first + length) if is_run else order[first_free : first_free + length])
+        first_free += length
+        mask = torch.rand(num_queries, num_columns, generator=generator) < 0.5
+        mask[torch.arange(num_queries), num_fed + torch.arange(num_queries)] = True
+        masks.append(mask)
+        depths = torch.randint(num_queries, (num_queries,), generator=generator)
+        positions.append(torch.arange(length - num_queries, length) if kind == "causal" else num_cached + depths)
+        starts.append(starts[-1] + num_queries)
+        lengths.append(length)
+    tree_mask = {"causal": None, "each": tuple(masks), "alike": None}[kind]
+    if kind == "alike":
+        tree_mask = torch.stack(masks)
+    nothing = torch.zeros(starts[-1], dtype=torch.int64)
+    rows = HostRows(tuple(lengths), tuple(slots))
+    return Batch(nothing, torch.cat(positions), nothing, tuple(starts), rows, tree_mask)
+
+
+def both(batch: Batch, dtype: torch.dtype, shared: int, window: int | None) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    pool = KVPool(2, NUM_SLOTS, 2, HEAD_DIM, dtype, "cpu")
+    pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
+    seen = torch.zeros(NUM_SLOTS, dtype=torch.bool)
+    for own in batch.rows.kv_slots:
+        seen[own] = True
+    pool.storage[:, ~seen] = torch.nan  # what another request's broken head may have left there
+    queries = torch.randn(len(batch.positions), 2 * shared + 4, HEAD_DIM, generator=generator).to(dtype)[:, : 2 * shared]
+    reference, ours = ReferenceAttention(dtype), GroupedAttention(dtype)
+    plan = ours.plan(batch, pool)
+    expected = torch.stack([reference.run(queries, layer, reference.plan(batch, pool), window) for layer in (0, 1)])
+    # A layer that looks back only so far, between two that see everything.
+    ours.run(queries, 0, plan, None if window else 5)
+    return torch.stack([ours.run(queries, layer, plan, window) for layer in (0, 1)]), expected
+
+
+SIZES = st.tuples(st.integers(0, 30), st.integers(1, 8), st.integers(0, 3), st.booleans())
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.lists(SIZES, min_size=1, max_size=7),
+    kind=st.sampled_from(["causal", "each", "alike"]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    shared=st.sampled_from([1, 3]),
+    window=st.sampled_from([None, 6]),
+    seed=st.integers(0, 99),
+)
+def test_grouped_equals_one_by_one(
+    sizes: list[tuple[int, int, int, bool]], kind: str, dtype: torch.dtype, shared: int, window: int | None, seed: int
+) -> None:
+    if kind == "alike":
+        sizes = [(num_cached, sizes[0][1], sizes[0][2], is_run) for num_cached, _, _, is_run in sizes]
+    found, expected = both(random_batch(sizes, kind, seed), dtype, shared, window)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_what_goes_together() -> None:
+    """One query; few; many; too many; one query of many rows; of too many."""
+    sizes = [
+        (5, 1, 0, True),
+        (5, 2, 0, True),
+        (5, 5, 0, True),
+        (5, 7, 0, True),
+        (15, 1, 0, True),
+        (30, 1, 0, True),
+        (4, 1, 0, False),
+    ]
+    batch = random_batch(sizes, "each", 0)
+    plan = GroupedAttention(torch.float32).plan(batch, KVPool(1, NUM_SLOTS, 1, HEAD_DIM, torch.float32, "cpu"))
+    assert [group.shape for group in plan.groups] == [(2, 1, 6), (1, 2, 7), (1, 5, 10), (1, 7, 12), (1, 1, 16), (1, 1, 31)]
+    assert [group.views is not None for group in plan.groups] == [False, True, True, True, True, True]
