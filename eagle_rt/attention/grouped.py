@@ -14,8 +14,8 @@ from eagle_rt.batch import Batch, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
 
 # Sequences go together if they have about as many queries and about as many rows as each other, since all are filled up to the
-# most: one query, up to FEW_QUERIES, or up to MANY_QUERIES; and up to FEW_ROWS or up to MANY_ROWS, beyond which copying the rows
-# side by side takes longer than a call of its own for each sequence (two cores of a Xeon).
+# most: up to FEW_QUERIES or up to MANY_QUERIES; and up to FEW_ROWS or up to MANY_ROWS, beyond which copying the rows side by side
+# takes longer than a call of its own for each sequence (two cores of a Xeon).
 FEW_QUERIES, MANY_QUERIES = 8, 32
 FEW_ROWS, MANY_ROWS = 256, 512
 
@@ -106,7 +106,7 @@ def likeness(batch: Batch, b: int) -> tuple[int, ...]:
     count, num_rows = batch.query_starts[b + 1] - batch.query_starts[b], batch.rows.kv_lens[b]
     if count > MANY_QUERIES or num_rows > MANY_ROWS:
         return (b,)
-    return (count > 1) + (count > FEW_QUERIES), num_rows > FEW_ROWS
+    return count > FEW_QUERIES, num_rows > FEW_ROWS
 
 
 def side_by_side(slots: list[Tensor | slice], num_rows: int, device: torch.device) -> Tensor:

@@ -25,7 +25,7 @@ from eagle_rt.speculate.prices import ROWS_READ, Price, Speed
 from eagle_rt.speculate.promises import FIRST_WAIT, HOPED_FOR, CommonPromises, DraftHistory, promises_of, utilities_at
 from eagle_rt.speculate.sequences import HostSequence
 
-USES_OF_A_PRICE = 16
+USES_OF_A_PRICE = 32
 # After a step in which nothing was worth drafting some go without asking: the more, the longer that lasts, but only a few where
 # drafts would have been worth it at such a share of their price. One in so many is learned from, since such steps are short.
 HOPELESS = 0.8
@@ -218,6 +218,8 @@ class AdaptivePlan:
         below = self._policy.children[self._is_sampled[owners], candidates.depths[numbers]]
         chances = np.exp(candidates.values[numbers])[:, None] * below
         gains = np.maximum(0.0, chances - price.node).sum(axis=1)
+        if gains.sum() <= price.least_level:
+            return numbers[:0]
         order = (-gains).argsort(kind="stable")
         worth = gains[order].cumsum() - price.level(num_different(owners[order], len(self._sequences)))
         return np.sort(numbers[order[: num_best(worth, 0.0)]])

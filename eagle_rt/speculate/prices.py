@@ -1,6 +1,7 @@
 """What time costs in tokens."""
 
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 
@@ -83,6 +84,11 @@ class Price:
         self.starts: list[float] = [0.0, *starts.tolist()]
         start = costs.ms("start", batch_size, np.array([batch_size, 33.0 * batch_size]), conditions).tolist()
         self.missed_row = self.rate * (start[1] - start[0]) / (32 * batch_size)
+
+    @cached_property
+    def least_level(self) -> float:
+        """What no level costs less than."""
+        return float(self._level_of_one.up_to(self.batch_size)[1:].min())
 
     def level(self, num_sequences: Ints) -> Floats:
         """[n] of levels of 1 to n rows, of so many sequences each."""
