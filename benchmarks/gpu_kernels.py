@@ -11,6 +11,7 @@ import torch
 
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.attention.flashinfer import FlashInferAttention, wrappers_on
+from eagle_rt.attention.grouped import GroupedAttention
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.triton import TritonAttention
 from eagle_rt.batch import Batch, HostRows
@@ -63,7 +64,7 @@ def tree_batch(contexts: list[int], num_nodes: int, device: str) -> Batch:
 
 
 def backends(device: str, dtype: torch.dtype) -> dict[str, AttentionBackend]:
-    found: dict[str, AttentionBackend] = {"triton": TritonAttention(), "torch": ReferenceAttention(dtype)}
+    found: dict[str, AttentionBackend] = {"triton": TritonAttention(), "torch": GroupedAttention(dtype)}
     if device == "cuda" and importlib.util.find_spec("flashinfer"):
         found["flashinfer"] = FlashInferAttention(wrappers_on(device))
     return found

@@ -1,0 +1,106 @@
+"""One layer's attention on a CPU: sequences that go together against one by one, `python benchmarks/cpu_attention.py`.
+
+Shapes are those of the built-in pair in float32 and of 0.5B in bfloat16. Both take turns in one process; planning, which is done
+once a pass, is left out. Prints a table, writes JSON.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench_speculative import environment
+from eagle_rt.attention.grouped import GroupedAttention
+from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.batch import Batch, HostRows
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.config import EngineConfig, resolve_device
+
+# Precision, query heads, key heads, dimensions of a head.
+SHAPES = {"built-in": (torch.float32, 4, 2, 64), "0.5b": (torch.bfloat16, 14, 2, 64)}
+TURNS = 30
+
+
+def tree_batch(contexts: list[int], num_nodes: int, is_run: bool) -> Batch:
+    """Trees of so many nodes after texts of such lengths, the rows of each side by side or anywhere."""
+    lengths = [context + num_nodes for context in contexts]
+    order = torch.arange(sum(lengths)) if is_run else torch.randperm(sum(lengths))
+    slots, first = [], 0
+    for length in lengths:
+        slots.append(slice(first, first + length) if is_run else order[first : first + length])
+        first += length
+    mask = torch.rand(num_nodes, num_nodes).tril() < 0.3
+    mask |= torch.eye(num_nodes, dtype=torch.bool)
+    nothing = torch.zeros(len(contexts) * num_nodes, dtype=torch.int64)
+    starts = tuple(range(0, len(nothing) + 1, num_nodes))
+    tree_mask = None if num_nodes == 1 else (mask,) * len(contexts)
+    return Batch(nothing, nothing, nothing, starts, HostRows(tuple(lengths), tuple(slots)), tree_mask)
+
+
+def row(shape: str, batch_size: int, context: int, num_nodes: int, is_run: bool) -> dict[str, Any]:
+    """Microseconds of both, medians over turns, and how far they are apart."""
+    dtype, num_heads, num_kv_heads, head_dim = SHAPES[shape]
+    batch = tree_batch([context + 7 * b for b in range(batch_size)], num_nodes, is_run)
+    assert isinstance(batch.rows, HostRows)
+    pool = KVPool(1, sum(batch.rows.kv_lens), num_kv_heads, head_dim, dtype, "cpu")
+    pool.storage.normal_()
+    queries = torch.randn(len(batch.tokens), num_heads, head_dim).to(dtype)
+    calls: dict[str, Callable[[], torch.Tensor]] = {}
+    for name, backend in (("one_by_one", ReferenceAttention(dtype)), ("grouped", GroupedAttention(dtype))):
+        plan = backend.plan(batch, pool)
+        calls[name] = lambda backend=backend, plan=plan: backend.run(queries, 0, plan, None)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(TURNS):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    one_by_one, grouped = (call().float() for call in calls.values())
+    return {
+        "shape": shape,
+        "batch_size": batch_size,
+        "context": context,
+        "nodes": num_nodes,
+        "side_by_side": is_run,
+        **{f"{name}_us": round(1e6 * statistics.median(own)) for name, own in times.items()},
+        "error": float((grouped - one_by_one).norm() / one_by_one.norm()),
+    }
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--context", type=int, nargs="+", default=[100, 400, 2000])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results", help="folder of the JSON file")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    rows = []
+    for shape in SHAPES:
+        for batch_size in args.batch_size:
+            for context in args.context:
+                for num_nodes in args.nodes:
+                    for is_run in (True, False):
+                        rows.append(row(shape, batch_size, context, num_nodes, is_run))
+                        print(rows[-1], flush=True)
+    document = {
+        "command": " ".join(sys.argv[1:]),
+        "environment": environment(resolve_device(EngineConfig(device="cpu"))),
+        "rows": rows,
+    }
+    args.output.mkdir(parents=True, exist_ok=True)
+    (args.output / f"cpu_attention_{date.today().isoformat()}.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
