@@ -32,8 +32,10 @@ HOPELESS = 0.8
 MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31, 3, 8
 # Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth: that takes time itself.
 NUM_FIRST_LESSONS, STEPS_A_LESSON = 64, 4
-# Of the chances that a node's children are accepted if the node is: its best, its second best, and so on.
-CHILD_RATE, FIRST_CHILDREN = 0.05, (0.6, 0.15, 0.05)
+# What is believed of the chance that a node's best child is accepted if the node is, before any was seen; the prices of a node, in
+# units of its parent's chance, for which the gain from children is remembered; and how fast it is forgotten.
+FIRST_CHILDREN = np.array([0.15, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98])
+CHILD_PRICES, CHILD_RATE = np.linspace(0.0, 1.0, 33), 0.05
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
 # Over so many steps the price of reading what a head has missed is spread.
 STEPS_AFTER_CATCHING_UP = 16
@@ -58,8 +60,11 @@ class AdaptivePolicy:
         self._prices: dict[tuple[int, int, bool], Price] = {}
         # What drafts have promised lately, for greedy and for sampled sequences.
         self._common = {is_sampled: CommonPromises() for is_sampled in (False, True)}
-        # [2, D, R] for greedy and for sampled sequences, below a node of depth d, of its child of rank r.
-        self.children = np.tile(np.array(FIRST_CHILDREN), (2, estimator.max_depth + 1, 1))
+        # [2, D, P] for greedy and for sampled sequences, below a node of depth d, at each of CHILD_PRICES: the expected sum of what
+        # its children's chances are above the price. Not what the mean child is above it: those that are below it are left out.
+        first = np.maximum(0.0, FIRST_CHILDREN[:, None] - CHILD_PRICES).mean(axis=0)
+        self.children = np.tile(first, (2, estimator.max_depth + 1, 1))
+        self.num_levels_seen = np.zeros((2, estimator.max_depth + 1))
 
     def wants_drafts(self, batch_size: int, is_sampled: bool) -> bool:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
@@ -215,14 +220,19 @@ class AdaptivePlan:
         if len(numbers) == 0:
             return numbers
         owners = candidates.owners[numbers]
-        below = self._policy.children[self._is_sampled[owners], candidates.depths[numbers]]
-        chances = np.exp(candidates.values[numbers])[:, None] * below
-        gains = np.maximum(0.0, chances - price.node).sum(axis=1)
+        gains = self._gains_below(owners, int(candidates.depths[first_new]), candidates.values[numbers])
         if gains.sum() <= price.least_level:
             return numbers[:0]
         order = (-gains).argsort(kind="stable")
         worth = gains[order].cumsum() - price.level(num_different(owners[order], len(self._sequences)))
         return np.sort(numbers[order[: num_best(worth, 0.0)]])
+
+    def _gains_below(self, owners: Ints, depth: int, values: Floats) -> Floats:
+        """[M] expected tokens of children of nodes of one depth, beyond the price of those children that are worth it."""
+        chances = np.exp(values)
+        prices = self._price.node / np.maximum(chances, 1e-9)
+        greedy, sampled = (np.interp(prices, CHILD_PRICES, table[depth]) for table in self._policy.children)
+        return chances * np.where(self._is_sampled[owners], sampled, greedy)
 
     def keep(self, candidates: Candidates) -> Ints:
         numbers = verifiable(candidates, self._bounds)
@@ -276,19 +286,19 @@ class AdaptivePlan:
             history.correction = min(MAX_CORRECTION, max(-MAX_CORRECTION, correction))
 
     def _learn_children(self, deeper: Candidates, parent_values: Floats, values: Floats) -> None:
-        """What the children of one level promise, by their rank; those of likely parents count most."""
-        table = self._policy.children
-        numbers = np.arange(len(deeper))
+        """What the children of one level gain at each price; those of likely parents count most."""
+        policy, depth = self._policy, int(deeper.depths[0]) - 1
+        gains = np.maximum(0.0, np.exp(values - parent_values)[:, None] - CHILD_PRICES)
+        chances, kinds = np.exp(parent_values), self._is_sampled[deeper.owners]
         is_first = np.ones(len(deeper), dtype=np.bool_)
         is_first[1:] = (np.diff(deeper.owners) != 0) | (np.diff(deeper.parents) != 0)
-        ranks = numbers - np.maximum.accumulate(np.where(is_first, numbers, 0))
-        kinds, num_ranks = self._is_sampled[deeper.owners], table.shape[2]
-        is_known = ranks < num_ranks
-        places = (kinds * num_ranks + ranks)[is_known]
-        met = np.bincount(places, np.exp(values[is_known]), 2 * num_ranks).reshape(2, num_ranks)
-        asked = np.bincount(kinds[is_first], np.exp(parent_values[is_first]), 2)[:, None]
-        below = table[:, int(deeper.depths[0]) - 1]
-        below += CHILD_RATE * (np.divide(met, asked, out=below.copy(), where=asked > 0) - below)
+        for kind in (0, 1):
+            weights = np.where(kinds == kind, chances, 0.0)
+            num_parents = weights[is_first].sum()
+            if num_parents > 0:
+                policy.num_levels_seen[kind, depth] += 1
+                rate = max(CHILD_RATE, 1.0 / (2.0 + policy.num_levels_seen[kind, depth]))
+                policy.children[kind, depth] += rate * (weights @ gains / num_parents - policy.children[kind, depth])
 
 
 def conditions_of(sequences: Sequence[HostSequence]) -> Conditions:
