@@ -5,6 +5,7 @@ import pytest
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import (
+    CHILD_PRICES,
     MOST_RESTING_STEPS,
     MOST_RESTING_STEPS_WHERE_NEARLY,
     RESTING_STEPS_A_LESSON,
@@ -14,7 +15,7 @@ from eagle_rt.speculate.adaptive import (
     num_different,
 )
 from eagle_rt.speculate.costs import Conditions, Observation, PartCost, StepCosts
-from eagle_rt.speculate.forest import no_candidates
+from eagle_rt.speculate.forest import Candidates, no_candidates
 from eagle_rt.speculate.guard import DRAFTS_A_PLAIN_STEP, FIRST_BAN, Guard
 from eagle_rt.speculate.policy import DraftPlan, StepRecord
 from eagle_rt.speculate.prices import Price
@@ -276,3 +277,55 @@ def test_the_first_verified_row_may_cost_more_than_all_others() -> None:
     assert price.utility(np.array([[0.8]])) == 0.0
     assert price.utility(np.array([[0.9]])) == pytest.approx(0.9 - 0.04 - 3.2 / 4)
     assert price.starts[2] - price.starts[4] == pytest.approx(3.2 / 2, abs=0.05)
+
+
+def begun(adaptive: AdaptivePolicy, temperatures: list[float]) -> DraftPlan:
+    rows = SequenceRows.__new__(SequenceRows)  # nothing is cached
+    names = [f"{number}" for number in range(len(temperatures))]
+    sequences = [
+        HostSequence(name, [0] * 64, rows, own, TreeShape(4, 3, 24)) for name, own in zip(names, temperatures, strict=True)
+    ]
+    plan = adaptive.begin(sequences, [1] * len(sequences))
+    assert plan.drafters == list(range(len(sequences)))
+    return plan
+
+
+def level(owners: np.ndarray, parents: np.ndarray, depth: int, chances: np.ndarray) -> Candidates:
+    logs = np.log(chances)
+    return Candidates(owners, parents, parents, np.full(len(owners), depth), logs, logs, logs.copy())
+
+
+@pytest.mark.parametrize(("children", "is_worth_it"), [((0.9, 0.1), True), ((0.5, 0.5), False)])
+def test_a_level_is_worth_its_good_children(children: tuple[float, float], is_worth_it: bool) -> None:
+    """At a price of 0.4, children of a node with a chance of 0.5 are worth something if some of them are sure, but not if all have
+    the same mean."""
+    adaptive = policy(costs(start=0.01, level=0.01, node=4.0))
+    adaptive.children[:] = np.maximum(0.0, np.array(children)[:, None] - CHILD_PRICES).mean(axis=0)
+    plan = begun(adaptive, [0.0])
+    nodes = level(np.zeros(1, dtype=np.int64), np.full(1, -1), 1, np.array([0.5]))
+    assert len(plan.expand(nodes, 0)) == is_worth_it
+
+
+def test_what_children_gain_is_learned_at_every_price() -> None:
+    """Against loops over nodes; for greedy and for sampled sequences, and for each depth, by itself."""
+    rng = np.random.default_rng(0)
+    adaptive = policy(costs(start=0.01, level=0.01, node=1.0))
+    before = adaptive.children.copy()
+    plan = begun(adaptive, [0.0, 1.0, 0.0])
+    owners = np.array([0, 0, 0, 0, 1, 1, 2, 2])
+    parents = np.array([0, 0, 1, 1, 2, 2, 3, 3])
+    chances_of_parents = np.array([0.9, 0.3, 0.7, 0.5])
+    deeper = level(owners, parents, 2, rng.uniform(0.05, 0.95, 8))
+    values = plan.values(deeper, np.log(chances_of_parents[parents]))
+    for _ in range(200):
+        plan.values(deeper, np.log(chances_of_parents[parents]))
+    conditional = np.exp(values) / chances_of_parents[parents]
+    for kind, own in ((0, [0, 1, 3]), (1, [2])):
+        for place, price in enumerate(CHILD_PRICES):
+            gains = [
+                chances_of_parents[parent] * sum(max(0.0, chance - price) for chance in conditional[parents == parent])
+                for parent in own
+            ]
+            expected = sum(gains) / chances_of_parents[own].sum()
+            assert adaptive.children[kind, 1, place] == pytest.approx(expected, abs=1e-4)
+    np.testing.assert_array_equal(np.delete(adaptive.children, 1, axis=1), np.delete(before, 1, axis=1))
