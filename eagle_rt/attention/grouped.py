@@ -121,8 +121,7 @@ def side_by_side(slots: list[Tensor | slice], num_rows: int, device: torch.devic
 
 
 def visible_rows(batch: Batch, members: list[int], counts: list[int], lengths: list[int]) -> Tensor | None:
-    """[n, Q, K] bool for these sequences, or None where all is visible; what it says of fillings is that they see no other
-    sequence's rows."""
+    """[n, Q, K] bool for these sequences, or None where all is visible; what it says of fillings means nothing."""
     tree_mask, device = batch.tree_mask, batch.tokens.device
     assert not isinstance(tree_mask, MaskWords)
     are_alike = max(counts) == 1 and min(lengths) == max(lengths)
@@ -139,7 +138,6 @@ def visible_rows(batch: Batch, members: list[int], counts: list[int], lengths: l
     visible = (torch.arange(max(lengths), device=device) < prefixes).repeat(1, num_queries, 1)
     for own, b, count, length, width in zip(visible, members, counts, lengths, columns, strict=True):
         own[:count, length - width : length] = tree_mask[b]
-        own[count:, length - 1] = True
     return visible
 
 
