@@ -19,9 +19,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench_speculative import environment
+from benchmarks.tree_batches import tree_batch
 from eagle_rt.attention.grouped import GroupedAttention
 from eagle_rt.attention.reference import ReferenceAttention
-from eagle_rt.batch import Batch, HostRows
+from eagle_rt.batch import HostRows
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.config import EngineConfig, resolve_device
 
@@ -30,26 +31,10 @@ SHAPES = {"built-in": (torch.float32, 4, 2, 64), "0.5b": (torch.bfloat16, 14, 2,
 TURNS = 30
 
 
-def tree_batch(contexts: list[int], num_nodes: int, is_run: bool) -> Batch:
-    """Trees of so many nodes after texts of such lengths, the rows of each side by side or anywhere."""
-    lengths = [context + num_nodes for context in contexts]
-    order = torch.arange(sum(lengths)) if is_run else torch.randperm(sum(lengths))
-    slots, first = [], 0
-    for length in lengths:
-        slots.append(slice(first, first + length) if is_run else order[first : first + length])
-        first += length
-    mask = torch.rand(num_nodes, num_nodes).tril() < 0.3
-    mask |= torch.eye(num_nodes, dtype=torch.bool)
-    nothing = torch.zeros(len(contexts) * num_nodes, dtype=torch.int64)
-    starts = tuple(range(0, len(nothing) + 1, num_nodes))
-    tree_mask = None if num_nodes == 1 else (mask,) * len(contexts)
-    return Batch(nothing, nothing, nothing, starts, HostRows(tuple(lengths), tuple(slots)), tree_mask)
-
-
 def row(shape: str, batch_size: int, context: int, num_nodes: int, is_run: bool) -> dict[str, Any]:
     """Microseconds of both, medians over turns, and how far they are apart."""
     dtype, num_heads, num_kv_heads, head_dim = SHAPES[shape]
-    batch = tree_batch([context + 7 * b for b in range(batch_size)], num_nodes, is_run)
+    batch = tree_batch([context + 7 * b for b in range(batch_size)], num_nodes, "cpu", is_run)
     assert isinstance(batch.rows, HostRows)
     pool = KVPool(1, sum(batch.rows.kv_lens), num_kv_heads, head_dim, dtype, "cpu")
     pool.storage.normal_()

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.tree_batches import tree_batch
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.attention.flashinfer import FlashInferAttention, wrappers_on
 from eagle_rt.attention.grouped import GroupedAttention
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.triton import TritonAttention
-from eagle_rt.batch import Batch, HostRows
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
@@ -49,18 +49,6 @@ def copy_rate(device: str, num_bytes: int) -> float:
     source = torch.empty(num_bytes // 2, dtype=torch.bfloat16, device=device).normal_()
     target = torch.empty_like(source)
     return 2 * num_bytes / seconds_of(lambda: target.copy_(source), device)
-
-
-def tree_batch(contexts: list[int], num_nodes: int, device: str) -> Batch:
-    """Random trees over the last rows of sequences that lie side by side."""
-    lengths = [context + num_nodes for context in contexts]
-    ends = torch.tensor(lengths).cumsum(0).tolist()
-    mask = torch.rand(len(contexts), num_nodes, num_nodes, device=device).tril() < 0.3
-    mask |= torch.eye(num_nodes, dtype=torch.bool, device=device)
-    positions = torch.zeros(len(contexts) * num_nodes, dtype=torch.int64, device=device)
-    rows = HostRows(tuple(lengths), tuple(slice(end - length, end) for end, length in zip(ends, lengths, strict=True)))
-    starts = tuple(range(0, len(positions) + 1, num_nodes))
-    return Batch(positions, positions, positions, starts, rows, mask)
 
 
 def backends(device: str, dtype: torch.dtype) -> dict[str, AttentionBackend]:

@@ -25,21 +25,21 @@ class Group:
     """n sequences, filled up to Q queries and K rows each. Fillings are copies: of a sequence's last query, and of its last row.
 
     queries: [n * Q] rows of the pass, None where they are all rows in order; kept, outputs: which of those [n * Q] are no fillings,
-    and their rows of the pass, None where all are. slots: [n * K], or a slice that one sequence's rows lie in, side by side; then
+    and their rows of the pass, None where all are. slots: [n * K], or None where the rows of a lone sequence lie side by side; then
     `views` holds the (keys, values) of every layer, [1, kv heads, K, head_dim] each.
     positions: [n, Q] of the queries. bias: [n, 1, Q, K], 0 where a query sees a row and -inf where it does not, or None where every
-    query sees every row; folded: the same for every query of heads that share a key head, by the number of those.
+    query sees every row. biases: see `bias_of`.
     """
 
     shape: tuple[int, int, int]
     queries: Tensor | None
     kept: Tensor | None
     outputs: Tensor | None
-    slots: Tensor | slice
+    slots: Tensor | None
     views: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None
     positions: Tensor
     bias: Tensor | None
-    folded: dict[int, Tensor] = field(default_factory=dict)
+    biases: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,12 @@ class GroupedAttention:
             kept = (places <= last).flatten().nonzero()[:, 0]
             outputs = queries[kept]
             positions = positions[queries]
-        slots, views = batch.rows.kv_slots[members[0]], None
-        if num_members == 1 and isinstance(slots, slice):
-            views = pool.views(slots)
+        slots = views = None
+        own_slots = [batch.rows.kv_slots[b] for b in members]
+        if num_members == 1 and isinstance(own_slots[0], slice):
+            views = pool.views(own_slots[0])
         else:
-            slots = side_by_side([batch.rows.kv_slots[b] for b in members], num_rows, device)
+            slots = side_by_side(own_slots, num_rows, device)
         visible = visible_rows(batch, members, counts, lengths)
         bias = None
         if visible is not None:
@@ -143,34 +144,37 @@ def visible_rows(batch: Batch, members: list[int], counts: list[int], lengths: l
 
 def run_group(queries: Tensor, layer: int, pool: KVPool, group: Group, window: int | None) -> Tensor:
     """[R, heads, head_dim] for the R queries of a group."""
-    num_members, num_queries, num_rows = group.shape
+    num_members, num_queries, _ = group.shape
     num_heads, head_dim = queries.shape[1:]
     own = queries if group.queries is None else queries.index_select(0, group.queries)
     own = own.view(num_members, num_queries, num_heads, head_dim)
     if group.views:
         keys, values = group.views[0][layer], group.views[1][layer]
     else:
-        assert isinstance(group.slots, Tensor)
+        assert group.slots is not None
         keys, values = pool.read(layer, group.slots, num_members)
-    bias, is_windowed = group.bias, False
-    if window is not None and num_rows > window:
-        bias, is_windowed = windowed(group, window, queries.dtype), True
     shared = num_heads // keys.shape[1]
     # Half-precision products of all queries that share their keys take less time than of one head after the other.
     if shared > 1 and num_queries <= MANY_QUERIES and (num_queries == 1 or queries.dtype != torch.float32):
         own = own.view(num_members, num_queries, -1, shared, head_dim).transpose(1, 2).flatten(2, 3)
-        if bias is not None and num_queries > 1:
-            folded = None if is_windowed else group.folded.get(shared)
-            bias = bias.repeat_interleave(shared, dim=2) if folded is None else folded
-            if not is_windowed:
-                group.folded[shared] = bias
+        bias = bias_of(group, window, shared if num_queries > 1 else 1, queries.dtype)
         attended = functional.scaled_dot_product_attention(own, keys, values, attn_mask=bias)
         attended = attended.unflatten(2, (num_queries, shared)).transpose(1, 2).reshape(-1, num_heads, head_dim)
     else:
-        own = own.transpose(1, 2)
+        own, bias = own.transpose(1, 2), bias_of(group, window, 1, queries.dtype)
         attended = functional.scaled_dot_product_attention(own, keys, values, attn_mask=bias, enable_gqa=True)
         attended = attended.transpose(1, 2).reshape(-1, num_heads, head_dim)
     return attended if group.kept is None else attended.index_select(0, group.kept)
+
+
+def bias_of(group: Group, window: int | None, times: int, dtype: torch.dtype) -> Tensor | None:
+    """[n, 1, Q * times, K] of layers that look back so far, every query so many times over; made once for all layers alike."""
+    if window is not None and group.shape[2] <= window:
+        window = None
+    if (window, times) not in group.biases:
+        bias = group.bias if window is None else windowed(group, window, dtype)
+        group.biases[window, times] = bias if bias is None or times == 1 else bias.repeat_interleave(times, dim=2)
+    return group.biases[window, times]
 
 
 def windowed(group: Group, window: int, dtype: torch.dtype) -> Tensor:

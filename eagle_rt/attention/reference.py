@@ -75,7 +75,8 @@ def visible_rows(batch: Batch, b: int, kv_len: int) -> Tensor | None:
         return torch.ones(num_queries, kv_len, dtype=torch.bool, device=device).tril(kv_len - num_queries)
     assert not isinstance(batch.tree_mask, MaskWords)
     tree_mask = batch.tree_mask[b]
-    if tree_mask.shape[0] == 1 and bool(tree_mask.all()):
-        return None  # a lone row of a chain sees all that came before it
+    # A lone row of a chain sees all that came before it. To look into a mask on a GPU would mean to wait for it.
+    if tree_mask.shape[0] == 1 and not tree_mask.is_cuda and bool(tree_mask.all()):
+        return None
     prefix = torch.ones(num_queries, kv_len - tree_mask.shape[1], dtype=torch.bool, device=device)
     return torch.cat((prefix, tree_mask), dim=1)

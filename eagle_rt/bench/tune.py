@@ -101,7 +101,8 @@ class Tuned:
 
 
 class Tuner:
-    """Measures settings over models that are in memory. Adaptive engines are kept, so that they go on learning."""
+    """Measures settings over models that are in memory. The engines of none and of adaptive trees are kept: the
+    first is in every group, the others go on learning."""
 
     def __init__(self, models: LoadedModels, config: EngineConfig, subject: Subject, workload: Workload, seed: int) -> None:
         longest = max(map(len, workload.prompts)) + longest_reply(max(own.num_tokens for own in ROUNDS))
@@ -110,7 +111,7 @@ class Tuner:
         self._tokens_per_request = longest + 2 * max(tree.num_scratch_rows for tree in (*ADAPTIVE_BOUNDS, *fixed_trees()))
         self._tokens_per_request += 2 * config.page_size
         self._costs: StepCosts | None = None
-        self._adaptive: dict[Setting, EngineCore] = {}
+        self._kept: dict[Setting, EngineCore] = {}
 
     def run(
         self, batch_sizes: list[int], temperatures: list[float], on_progress: Callable[[str], None]
@@ -157,25 +158,30 @@ class Tuner:
             speed = statistics.median(speeds)
             return {setting: speed * statistics.median(own or [1.0]) for setting, own in ratios.items()}
 
-        return Tuned(batch_size, temperature, halving(settings, measure, len(ROUNDS), lambda setting: setting.kind != "fixed"))
+        return Tuned(batch_size, temperature, halving(settings, measure, len(ROUNDS), is_kept))
 
     def _core(self, setting: Setting) -> EngineCore:
-        if setting in self._adaptive:
-            return self._adaptive[setting]
+        if setting in self._kept:
+            return self._kept[setting]
         config = replace(self._config, max_total_tokens=self._tokens_per_request * setting.batch_size)
         core = core_for(self._models, config, setting, self._costs)
-        if setting.is_adaptive:
-            self._adaptive[setting] = core
+        if is_kept(setting):
+            self._kept[setting] = core
         return core
 
     def _weights(self, bounds: TreeShape) -> list[float]:
         """What the engine with these bounds that was made last has learned of acceptance."""
-        core = next(core for setting, core in reversed(self._adaptive.items()) if setting.tree == bounds)
+        core = next(core for setting, core in reversed(self._kept.items()) if setting.tree == bounds)
         stepper = core.runner.host_stepper
         assert stepper
         policy = stepper.policy
         assert isinstance(policy, AdaptivePolicy)
         return policy.estimator.weights.tolist()
+
+
+def is_kept(setting: Setting) -> bool:
+    """Whether it stays in the race however slow it is."""
+    return setting.kind != "fixed"
 
 
 def overall_best(results: list[Tuned], kind: str) -> TreeShape:

@@ -22,7 +22,15 @@ from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.guard import Guard
 from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, bounds_of, expandable, verifiable
 from eagle_rt.speculate.prices import ROWS_READ, Price, Speed
-from eagle_rt.speculate.promises import FIRST_WAIT, HOPED_FOR, CommonPromises, DraftHistory, promises_of, utilities_at
+from eagle_rt.speculate.promises import (
+    FIRST_CHANCES,
+    FIRST_WAIT,
+    HOPED_FOR,
+    CommonPromises,
+    DraftHistory,
+    promises_of,
+    utilities_at,
+)
 from eagle_rt.speculate.sequences import HostSequence
 
 USES_OF_A_PRICE = 32
@@ -32,9 +40,7 @@ HOPELESS = 0.8
 MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31, 3, 8
 # Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth: that takes time itself.
 NUM_FIRST_LESSONS, STEPS_A_LESSON = 64, 4
-# What is believed of the chance that a node's best child is accepted if the node is, before any was seen; the prices of a node, in
-# units of its parent's chance, for which the gain from children is remembered; and how fast it is forgotten.
-FIRST_CHILDREN = np.array([0.15, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98])
+# Prices of a node, in units of its parent's chance, for which the gain from children is remembered; and how fast it is forgotten.
 CHILD_PRICES, CHILD_RATE = np.linspace(0.0, 1.0, 33), 0.05
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
 # Over so many steps the price of reading what a head has missed is spread.
@@ -62,7 +68,7 @@ class AdaptivePolicy:
         self._common = {is_sampled: CommonPromises() for is_sampled in (False, True)}
         # [2, D, P] for greedy and for sampled sequences, below a node of depth d, at each of CHILD_PRICES: the expected sum of what
         # its children's chances are above the price. Not what the mean child is above it: those that are below it are left out.
-        first = np.maximum(0.0, FIRST_CHILDREN[:, None] - CHILD_PRICES).mean(axis=0)
+        first = np.maximum(0.0, FIRST_CHANCES[:, None] - CHILD_PRICES).mean(axis=0)
         self.children = np.tile(first, (2, estimator.max_depth + 1, 1))
         self.num_levels_seen = np.zeros((2, estimator.max_depth + 1))
 

@@ -10,9 +10,10 @@ from eagle_rt.speculate.prices import Price
 
 # A draft is remembered by its best nodes of each level, so many, down to a depth.
 NUM_LEVELS, NODES_OF_A_LEVEL = 8, 4
-# What drafts promise before any was made: chains, of which some promise much and some little.
+# What drafts promise before any was made: chains, of which some promise much and some little, by the chance of each of their nodes.
+FIRST_CHANCES = np.array([0.15, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98])
 FIRST_PROMISES = np.zeros((8, NUM_LEVELS, NODES_OF_A_LEVEL))
-FIRST_PROMISES[..., 0] = np.array([0.15, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98])[:, None] ** np.arange(1.0, NUM_LEVELS + 1)
+FIRST_PROMISES[..., 0] = FIRST_CHANCES[:, None] ** np.arange(1.0, NUM_LEVELS + 1)
 # Where not even such drafts would pay none are tried.
 HOPED_FOR = FIRST_PROMISES[4:]
 # How many drafts of a sequence are remembered, and how many of all; a try after a pause counts as several, and so do the very
