@@ -21,7 +21,7 @@ from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.guard import Guard
 from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, bounds_of, expandable, verifiable
-from eagle_rt.speculate.prices import ROWS_READ, Price, Speed
+from eagle_rt.speculate.prices import FIRST_ROWS_READ, Price, Speed, Verified
 from eagle_rt.speculate.promises import (
     FIRST_CHANCES,
     FIRST_WAIT,
@@ -43,8 +43,9 @@ NUM_FIRST_LESSONS, STEPS_A_LESSON = 64, 4
 # Prices of a node, in units of its parent's chance, for which the gain from children is remembered; and how fast it is forgotten.
 CHILD_PRICES, CHILD_RATE = np.linspace(0.0, 1.0, 33), 0.05
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
-# Over so many steps the price of reading what a head has missed is spread.
-STEPS_AFTER_CATCHING_UP = 16
+# The price of reading what a head has missed is spread over the steps that a sequence still stays: this share of the mean stay,
+# which begins as that of a few sequences with so many steps, and remembers so many of the latest.
+SHARE_LEFT, FIRST_STAY, NUM_FIRST_STAYS, STAY_MEMORY = 0.5, 32.0, 4.0, 0.98
 # A head that has more rows to read than this, for each sequence, was left behind.
 MOST_ROWS_OF_A_STEP = 12
 # Tries of sequences that do not draft: their share of the time, and the steps between them, which double while they fail.
@@ -71,12 +72,20 @@ class AdaptivePolicy:
         first = np.maximum(0.0, FIRST_CHANCES[:, None] - CHILD_PRICES).mean(axis=0)
         self.children = np.tile(first, (2, estimator.max_depth + 1, 1))
         self.num_levels_seen = np.zeros((2, estimator.max_depth + 1))
+        # Steps of all sequences, and how many have left.
+        self._num_stayed, self._num_left = FIRST_STAY * NUM_FIRST_STAYS, NUM_FIRST_STAYS
 
-    def wants_drafts(self, batch_size: int, is_sampled: bool) -> bool:
+    @property
+    def steps_left(self) -> float:
+        """How long a sequence will probably stay."""
+        return max(1.0, SHARE_LEFT * self._num_stayed / self._num_left)
+
+    def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
             return False
         price = self.price(Conditions(max(1, batch_size), 64, is_sampled))
-        return price.batch_size * self._common[is_sampled].utility(price)[0] > price.starts[-1]
+        utility = self._common[is_sampled].utility(price)[0] - price.missed_row * num_rows / self.steps_left
+        return price.batch_size * utility > price.starts[-1]
 
     def guard(self, conditions: Conditions) -> Guard:
         """Of batches of about this size."""
@@ -87,6 +96,7 @@ class AdaptivePolicy:
         return bool(price.batch_size * price.utility(promises).mean() > price.starts[-1])
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
+        self._num_stayed += len(sequences)
         is_too_large = self._max_batch_size is not None and len(sequences) > self._max_batch_size
         if is_too_large or not any(sequence.bounds for sequence in sequences):
             return RestingPlan(self, sequences)
@@ -110,6 +120,7 @@ class AdaptivePolicy:
 
     def forget(self, sequence_id: str) -> None:
         self._histories.pop(sequence_id, None)
+        self._num_stayed, self._num_left = STAY_MEMORY * self._num_stayed, STAY_MEMORY * self._num_left + 1.0
         self.num_resting = self.num_rested = 0  # another may take its place
 
     def history(self, sequence: HostSequence) -> DraftHistory:
@@ -123,7 +134,9 @@ class AdaptivePolicy:
         size, is_sampled = conditions.batch_size.bit_length(), conditions.is_sampled
         if (size, is_sampled) not in self._speeds:
             known = sorted(self._speeds, key=lambda other: (other[1] != is_sampled, abs(other[0] - size)))
-            self._speeds[size, is_sampled] = Speed(self._speeds[known[0]].value if known else 1.0)
+            nearest = self._speeds[known[0]] if known else None
+            begin = (nearest.value, nearest.rows_read) if nearest else (1.0, FIRST_ROWS_READ)
+            self._speeds[size, is_sampled] = Speed(*begin)
         return self._speeds[size, is_sampled]
 
     def price(self, conditions: Conditions) -> Price:
@@ -131,7 +144,8 @@ class AdaptivePolicy:
         price = self._prices.get(conditions.bucket)
         if price is None or price.batch_size != conditions.batch_size or price.num_uses_left == 0:
             num_uses = min(USES_OF_A_PRICE, 2 * price.num_uses) if price else 1
-            price = Price(self.costs, self.speed(conditions).value, conditions, num_uses)
+            speed = self.speed(conditions)
+            price = Price(self.costs, speed.value, conditions, num_uses, speed.rows_read, speed.verified)
             self._prices[conditions.bucket] = price
         price.num_uses_left -= 1
         return price
@@ -161,6 +175,7 @@ class AdaptivePlan:
         self.drafters: list[int] = []
         self._price = policy.price(self._conditions)
         self._teaches = True
+        self._verified: Verified | None = None
         if may_draft:
             self.drafters = self._choose_drafters(self._price, num_missing)
             if self.drafters and not policy.guard(self._conditions).allows_drafts():
@@ -182,9 +197,10 @@ class AdaptivePlan:
         policy, sequences = self._policy, self._sequences
         indices = [index for index, sequence in enumerate(sequences) if sequence.bounds]
         utilities = dict(zip(indices, utilities_at(price, [policy.history(sequences[index]) for index in indices]), strict=True))
-        reading = {index: price.missed_row * max(0.0, num_missing[index] - ROWS_READ) for index in indices}
+        reading = {index: price.missed_row * max(0.0, num_missing[index] - price.rows_read) for index in indices}
+        steps_left = policy.steps_left
         for index in indices:
-            utilities[index] -= reading[index] / STEPS_AFTER_CATCHING_UP
+            utilities[index] -= reading[index] / steps_left
         indices.sort(key=utilities.__getitem__, reverse=True)
         gains = list(accumulate((utilities[index] for index in indices), initial=0.0))
         worth = [gain - start for gain, start in zip(gains, price.starts, strict=False)]
@@ -244,9 +260,11 @@ class AdaptivePlan:
         numbers = verifiable(candidates, self._bounds)
         values = candidates.values[numbers]
         order = (-values).argsort(kind="stable")
+        chances = np.exp(values[order])
         prices = self._price.verify.up_to(len(order))
-        worth = np.exp(values[order]).cumsum() - prices[1:]
-        return np.sort(numbers[order[: num_best(worth, -prices[0])]])
+        count = num_best(chances.cumsum() - prices[1:], -prices[0])
+        self._verified = verified(chances, prices, count, self._price.rate)
+        return np.sort(numbers[order[:count]])
 
     def learn(self, record: StepRecord) -> None:
         policy = self._policy
@@ -258,7 +276,8 @@ class AdaptivePlan:
         reads_prompts = any(part.part == "start" and part.num_rows > MOST_ROWS_OF_A_STEP * part.batch_size for part in record.parts)
         if not reads_prompts:
             gained = record.num_gained / len(self._sequences)
-            policy.speed(self._conditions).add(gained, total_ms / self._price.plain_ms)
+            share_drafted = len(self.drafters) / len(self._sequences)
+            policy.speed(self._conditions).add(gained, total_ms / self._price.plain_ms, share_drafted, self._verified)
             policy.guard(self._conditions).saw(bool(self.drafters), record.num_gained, total_ms)
         policy.allow_tries(total_ms)
         if self.drafters and self._teaches:
@@ -316,6 +335,14 @@ def num_best(worth: Floats, of_none: float) -> int:
     """How many to take, where the first 1, 2, ... together are worth so much and none at all `of_none`."""
     best = int(worth.argmax()) if len(worth) else -1
     return best + 1 if best >= 0 and worth[best] > of_none else 0
+
+
+def verified(chances: Floats, prices: Floats, count: int, rate: float) -> Verified:
+    """The first `count` nodes of these, best first. The last one that is worth it is as good as what more of them would cost."""
+    more = prices[count + 1 :] - prices[count]
+    next_price = (more / np.arange(1, len(more) + 1)).min(initial=1.0)
+    least, most = chances[count] if count < len(chances) else 0.0, chances[count - 1] if count else 1.0
+    return Verified(count, float(prices[count] - prices[0]) / rate, float(min(most, max(least, next_price))))
 
 
 def num_different(owners: Ints, batch_size: int) -> Ints:

@@ -63,9 +63,9 @@ class TreePolicy(Protocol):
         """num_missing: rows of each sequence that the head has to catch up with before it can draft."""
         ...
 
-    def wants_drafts(self, batch_size: int, is_sampled: bool) -> bool:
-        """Whether a sequence that makes them so many would probably draft, so that the head reads its prompt along with the
-        target. is_sampled: its temperature is above 0."""
+    def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
+        """Whether a sequence that makes them so many would probably draft, so that the head reads its prompt along with the target:
+        num_rows. is_sampled: its temperature is above 0."""
         ...
 
     def forget(self, sequence_id: str) -> None:
@@ -133,11 +133,11 @@ class FixedPolicy:
     def __init__(self, max_batch_size: int | None) -> None:
         self._max_batch_size = max_batch_size
 
-    def wants_drafts(self, batch_size: int, is_sampled: bool) -> bool:
+    def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
         return self._max_batch_size is None or batch_size <= self._max_batch_size
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
-        return FixedPlan(sequences, self.wants_drafts(len(sequences), is_sampled=False))
+        return FixedPlan(sequences, self.wants_drafts(len(sequences), 0, is_sampled=False))
 
     def forget(self, sequence_id: str) -> None:
         pass

@@ -1,6 +1,7 @@
 """What time costs in tokens."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -12,24 +13,55 @@ from eagle_rt.speculate.forest import Floats, Ints
 FIRST_STEPS, SPEED_MEMORY = 2.0, 0.98
 # The rows of a typical step with drafts.
 ROWS_OF_A_SEQUENCE, MORE_ROWS = 4.0, 8.0
-# The rows of a sequence that a head reads before it drafts: what the step before has gained.
-ROWS_READ = 3.0
+# The rows of a sequence that a head reads before it drafts are what the step before has gained; so many, until that is known.
+FIRST_ROWS_READ = 3.0
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The nodes that a step verifies: how many, what that costs beyond a plain step, in milliseconds, and the chance of the last
+    one that is worth it."""
+
+    num_nodes: float
+    more_ms: float
+    last_chance: float
 
 
 class Speed:
-    """Of the steps of similar batches over that of plain decoding, as a moving mean."""
+    """Of the steps of similar batches over that of plain decoding, as a moving mean.
 
-    def __init__(self, begin: float) -> None:
+    rows_read: tokens that a sequence gains from a draft, which its head has to read before the next one. verified: in steps with
+    drafts, None before the first.
+    """
+
+    def __init__(self, begin: float, rows_read: float) -> None:
         self._gained, self._plain = begin * FIRST_STEPS, FIRST_STEPS
+        self._rows, self._drafted = rows_read * FIRST_STEPS, FIRST_STEPS
+        self._verified = np.zeros(4)
 
-    def add(self, gained: float, plain: float) -> None:
-        """A step gained so many tokens a sequence, where plain decoding would have gained the others in its time."""
+    def add(self, gained: float, plain: float, share_drafted: float = 0.0, verified: Verified | None = None) -> None:
+        """A step gained so many tokens a sequence, where plain decoding would have gained the others in its time. share_drafted: of
+        its sequences; the others gained one token each."""
         self._gained = SPEED_MEMORY * self._gained + gained
         self._plain = SPEED_MEMORY * self._plain + plain
+        if share_drafted:
+            self._rows = SPEED_MEMORY * self._rows + gained - (1.0 - share_drafted)
+            self._drafted = SPEED_MEMORY * self._drafted + share_drafted
+        if verified:
+            self._verified = SPEED_MEMORY * self._verified + [verified.num_nodes, verified.more_ms, verified.last_chance, 1.0]
 
     @property
     def value(self) -> float:
         return self._gained / self._plain
+
+    @property
+    def rows_read(self) -> float:
+        return self._rows / self._drafted
+
+    @property
+    def verified(self) -> Verified | None:
+        *sums, num_steps = self._verified.tolist()
+        return Verified(*(value / num_steps for value in sums)) if num_steps else None
 
 
 class PriceList:
@@ -47,15 +79,28 @@ class PriceList:
 
 class Price:
     """What time costs in tokens, for the steps of one batch size: `rate` tokens a millisecond; verifying anything at all, and each
-    node; a node that is fed to the head, and a further level for each sequence. speed: of steps, over that of plain decoding.
+    node; a node that is fed to the head, and a further level for each sequence.
 
-    verify: lists what a pass of the target with so many nodes costs.
+    speed: of steps, over that of plain decoding; rows_read: of a sequence, by the head, before its first level; verified: what such
+    steps have verified. verify: lists what a pass of the target with so many nodes costs.
+
+    The costs of verifying are no line: products are made with whole tiles of rows, or a second row costs as much as the first. So
+    the price of a node is the chance of the last one that was worth verifying: a node that is verified takes its place. What all
+    nodes together cost beyond that is `any_node`; what they cost less is given back to each of them, which leaves `node_paid`.
     """
 
-    def __init__(self, costs: StepCosts, speed: float, conditions: Conditions, num_uses: int = 1) -> None:
+    def __init__(
+        self,
+        costs: StepCosts,
+        speed: float,
+        conditions: Conditions,
+        num_uses: int = 1,
+        rows_read: float = FIRST_ROWS_READ,
+        verified: Verified | None = None,
+    ) -> None:
         batch_size = conditions.batch_size
-        # What one more row costs is a mean over as many as a step has: that of the very next one would be lost in noise. But the
-        # first of all may cost more than all others.
+        # Where nothing was verified yet, what one more row costs is a mean over as many as a step has: that of the very next one
+        # would be lost in noise. But the first of all may cost more than all others.
         rows = np.array([batch_size, 2.0 * batch_size, ROWS_OF_A_SEQUENCE * batch_size + MORE_ROWS])
         rows[1:] = costs.filled_up(rows[1:])
         verify, level = (costs.ms(part, batch_size, rows, conditions).tolist() for part in ("verify", "level"))
@@ -63,12 +108,13 @@ class Price:
         self.plain_ms: float = verify[0]
         self.rate = max(1.0, speed) * batch_size / self.plain_ms
         means = [(verify[2] - verify[place]) / (rows[2] - rows[place]) for place in (0, 1) if rows[place] < rows[2]]
-        self.node = self.rate * min(means)
-        self.any_node = self.rate * (verify[2] - verify[0]) - self.node * (rows[2] - rows[0])
+        first = Verified(float(rows[2] - rows[0]), verify[2] - verify[0], self.rate * min(means))
+        self._price_nodes(verified or first)
         self.level_row = self.rate * (level[2] - level[0]) / (rows[2] - rows[0])
         self.level_sequence = self.rate * level[0] / batch_size
         self.batch_size = batch_size
         self.num_uses = self.num_uses_left = num_uses
+        self.rows_read = rows_read
 
         rate = self.rate  # a list that knew its price would keep it alive
 
@@ -79,11 +125,18 @@ class Price:
         self._level_of_none, self._level_of_one = listed("level", 0), listed("level", 1)
         # Of the first level of 0, 1, ... sequences; and of a row that the head has missed before.
         numbers = np.arange(1.0, batch_size + 1)
-        starts = self.rate * costs.ms("start", np.arange(1, batch_size + 1), ROWS_READ * numbers, conditions)
+        starts = self.rate * costs.ms("start", np.arange(1, batch_size + 1), rows_read * numbers, conditions)
         starts += self.any_node * (1.0 - numbers / batch_size)  # what the shares in `utility` don't add up to
         self.starts: list[float] = [0.0, *starts.tolist()]
         start = costs.ms("start", batch_size, np.array([batch_size, 33.0 * batch_size]), conditions).tolist()
         self.missed_row = self.rate * (start[1] - start[0]) / (32 * batch_size)
+
+    def _price_nodes(self, verified: Verified) -> None:
+        self.node = self.node_paid = verified.last_chance
+        beyond = self.rate * verified.more_ms - self.node * verified.num_nodes
+        self.any_node = max(0.0, beyond)
+        if beyond < 0.0:
+            self.node_paid += beyond / verified.num_nodes
 
     @cached_property
     def least_level(self) -> float:
@@ -98,8 +151,8 @@ class Price:
 
     def utility(self, promises: Floats) -> Floats:
         """Expected tokens of drafts of such promise [..., D, R] beyond the price of their nodes and of levels past the first."""
-        gains = np.maximum(0.0, promises - self.node)
-        gains[..., 1:, :] = np.maximum(0.0, promises[..., 1:, :] - (self.node + self.level_row))
-        gains = gains.sum(axis=-1)
+        gains = promises - self.node
+        gains[..., 1:, :] -= self.level_row
+        gains = np.where(gains > 0.0, gains + (self.node - self.node_paid), 0.0).sum(axis=-1)
         gains[..., 1:] -= self.level_sequence
         return np.maximum(0.0, gains.cumsum(axis=-1).max(axis=-1) - self.any_node / self.batch_size)

@@ -44,14 +44,15 @@ class Promises:
 
 
 class CommonPromises(Promises):
-    """Of all sequences that are alike."""
+    """Of all sequences that are alike. edition: rises with every NUM_RECENT drafts; what is believed stays the same in between."""
 
     def __init__(self) -> None:
         super().__init__(np.tile(FIRST_PROMISES, (NUM_COMMON // len(FIRST_PROMISES), 1, 1)))
+        self.edition = self._num_unpublished = 0
         self._utilities: WeakKeyDictionary[Price, tuple[float, float]] = WeakKeyDictionary()
 
     def utility(self, price: Price) -> tuple[float, float]:
-        """What the next draft of any of them is worth at this price, and the variance of that: worked out once for each price."""
+        """What the next draft of any of them is worth at this price, and the variance of that: worked out once for each edition."""
         if price not in self._utilities:
             utilities = price.utility(self.latest)
             variance = float(utilities.var())
@@ -60,7 +61,12 @@ class CommonPromises(Promises):
         return self._utilities[price]
 
     def add(self, promises: Floats, times: int = 1) -> None:
-        super().add(promises, times if self.num_known == NUM_COMMON else NUM_OF_A_FIRST)
+        times = times if self.num_known == NUM_COMMON else NUM_OF_A_FIRST
+        super().add(promises, times)
+        self._num_unpublished += times
+        if self._num_unpublished >= NUM_RECENT:
+            self.edition, self._num_unpublished = self.edition + 1, 0
+            self._utilities.clear()
 
 
 class DraftHistory:
@@ -69,8 +75,8 @@ class DraftHistory:
     def __init__(self, common: CommonPromises) -> None:
         self.own, self.common = Promises(np.zeros((NUM_OWN, NUM_LEVELS, NODES_OF_A_LEVEL))), common
         self.correction = 0.0
-        # What the next draft is worth, and at which price; none when that has to be worked out anew.
-        self.utility = 0.0
+        # What the next draft is worth, at which price and by which edition; none when that has to be worked out anew.
+        self.utility, self.edition = 0.0, 0
         self.price: Price | None = None
         self.num_idle, self.wait = 0, FIRST_WAIT
 
@@ -84,13 +90,14 @@ class DraftHistory:
 
 def utilities_at(price: Price, histories: Sequence[DraftHistory]) -> list[float]:
     """What the next drafts of these sequences are worth: what they have promised themselves, held to what all have."""
-    stale = [history for history in histories if history.price is not price]
+    stale = [history for history in histories if history.price is not price or history.edition != history.common.edition]
     if stale:
         utilities = price.utility(np.array([history.own.latest for history in stale])).tolist()
         for history, own in zip(stale, utilities, strict=True):
             num_known, (common, variance) = history.own.num_known, history.common.utility(price)
             mean = sum(own[:num_known]) / max(1, num_known)
-            history.utility, history.price = held_to(common, variance, mean, num_known), price
+            history.utility = held_to(common, variance, mean, num_known)
+            history.price, history.edition = price, history.common.edition
     return [history.utility for history in histories]
 
 

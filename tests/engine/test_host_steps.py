@@ -63,7 +63,7 @@ class AnyPolicy(FixedPolicy):
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         return AnyPlan(sequences, self.rng)
 
-    def wants_drafts(self, batch_size: int, is_sampled: bool) -> bool:
+    def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
         return self.rng.random() < 0.5
 
 
@@ -122,7 +122,7 @@ class PausingPolicy(FixedPolicy):
         super().__init__(None)
         self.drafts, self.kept, self.num_steps = drafts, {}, 0
 
-    def wants_drafts(self, batch_size: int, is_sampled: bool) -> bool:
+    def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
         return self.num_steps < len(self.drafts) and self.drafts[self.num_steps]
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
@@ -176,7 +176,7 @@ def test_prompts_are_read_along_for_all_that_were_let_in(target_dir: Path, head_
     class Asked(FixedPolicy):
         sizes: list[int] = []
 
-        def wants_drafts(self, batch_size: int, is_sampled: bool) -> bool:
+        def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
             self.sizes.append(batch_size)
             return batch_size < 4
 

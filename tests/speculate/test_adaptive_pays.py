@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from eagle_rt.kernels.packed_linear import tiled_rows
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
@@ -17,8 +18,8 @@ from eagle_rt.tree_shape import TreeShape
 BOUNDS = TreeShape(6, 4, 24)
 FIXED = [TreeShape(1, 1, 2), TreeShape(2, 1, 3), TreeShape(3, 1, 4), TreeShape(3, 2, 8), TreeShape(4, 2, 6), TreeShape(5, 4, 16)]
 TEXT_LENGTH = 60
-# Rows and milliseconds of each part, and what a sequence adds: like a small model that reads its weights once a pass, and like a
-# tiny one, of which a second row takes nearly as long as the first.
+# Rows and milliseconds of each part, and what a sequence adds: like a small model that reads its weights once a pass, like a tiny
+# one, of which a second row takes nearly as long as the first, and like one whose products are made with whole tiles of rows.
 TIMES = {
     "small": {
         "start": ([1, 12, 128, 1024], [7.5, 8.0, 12.0, 51.0], 0.12),
@@ -29,6 +30,11 @@ TIMES = {
         "start": ([1, 4, 16, 64, 1024], [1.7, 2.6, 3.5, 6.0, 50.0], 0.4),
         "level": ([1, 4, 16, 64, 256], [1.9, 2.7, 3.5, 6.0, 16.0], 0.4),
         "verify": ([1, 2, 4, 8, 16, 32, 64, 1024], [4.6, 8.1, 8.2, 9.0, 11.0, 16.0, 26.0, 300.0], 0.5),
+    },
+    "tiled": {
+        "start": ([1, 48, 64, 96, 1024], [13.0, 13.5, 16.0, 26.0, 220.0], 0.1),
+        "level": ([1, 8, 16, 48, 64, 128], [12.0, 13.0, 14.0, 19.0, 23.0, 43.0], 0.1),
+        "verify": ([1, 2, 8, 16, 48, 64, 128, 1024], [119.0, 120.0, 128.0, 142.0, 155.0, 194.0, 383.0, 3100.0], 1.0),
     },
 }
 
@@ -79,10 +85,13 @@ def made_up_texts(sureness: float) -> list[list[Forest]]:
 class Clock:
     def __init__(self, model: str, seed: int) -> None:
         self._times, self._rng = TIMES[model], np.random.default_rng(seed)
+        self._is_tiled = model == "tiled"
 
     def ms(self, part: str, batch_size: int, num_rows: int) -> float:
         """Other programs make a part a little longer than it would be, whatever its size."""
         rows, times, each = self._times[part]
+        if self._is_tiled:
+            num_rows = tiled_rows(num_rows)
         noise = abs(self._rng.standard_normal())
         return float(np.interp(num_rows, rows, times)) + each * batch_size + 0.1 * noise * times[0]
 
@@ -114,7 +123,7 @@ class Replay:
         self._num_begun += 1
         own = Running(f"{self._num_begun}", self._texts[self._num_begun % len(self._texts)])
         self._reading_ms += self._clock.ms("verify", 1, own.num_missing)
-        if self._bounds and self._policy.wants_drafts(self._batch_size, is_sampled=False):
+        if self._bounds and self._policy.wants_drafts(self._batch_size, own.num_missing, is_sampled=False):
             self._reading_ms += self._clock.ms("start", 1, own.num_missing)
             own.num_missing = 1
         return own
@@ -198,7 +207,7 @@ def measured_costs(model: str) -> StepCosts:
             for each in (1, 2, 4, 8):
                 times = [clock.ms(part, batch_size, each * batch_size) for _ in range(3)]
                 observations.append(Observation(part, batch_size, each * batch_size, float(np.median(times))))
-    return fitted_costs(observations)
+    return fitted_costs(observations, is_tiled=model == "tiled")
 
 
 @pytest.mark.parametrize("sureness", [0.8, 0.6, 0.3, 0.05])
