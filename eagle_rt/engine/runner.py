@@ -72,7 +72,9 @@ class Runner:
         stepper = self.host_stepper
         if not stepper:
             return True
-        return request.bounds is not None and stepper.policy.wants_drafts(num_running, len(request.tokens), request.sampling.temperature > 0)
+        return request.bounds is not None and stepper.policy.wants_drafts(
+            num_running, len(request.tokens), request.sampling.temperature > 0
+        )
 
     def forget(self, request_id: str) -> None:
         """A request has ended."""

@@ -21,7 +21,7 @@ from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.guard import Guard
 from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, bounds_of, expandable, verifiable
-from eagle_rt.speculate.prices import FIRST_ROWS_READ, Price, Speed, Verified
+from eagle_rt.speculate.prices import Price, PriceBook, Stay, Verified
 from eagle_rt.speculate.promises import (
     FIRST_CHANCES,
     FIRST_WAIT,
@@ -33,7 +33,6 @@ from eagle_rt.speculate.promises import (
 )
 from eagle_rt.speculate.sequences import HostSequence
 
-USES_OF_A_PRICE = 32
 # After a step in which nothing was worth drafting some go without asking: the more, the longer that lasts, but only a few where
 # drafts would have been worth it at such a share of their price. One in so many is learned from, since such steps are short.
 HOPELESS = 0.8
@@ -43,9 +42,6 @@ NUM_FIRST_LESSONS, STEPS_A_LESSON = 64, 4
 # Prices of a node, in units of its parent's chance, for which the gain from children is remembered; and how fast it is forgotten.
 CHILD_PRICES, CHILD_RATE = np.linspace(0.0, 1.0, 33), 0.05
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
-# The price of reading what a head has missed is spread over the steps that a sequence still stays: this share of the mean stay,
-# which begins as that of a few sequences with so many steps, and remembers so many of the latest.
-SHARE_LEFT, FIRST_STAY, NUM_FIRST_STAYS, STAY_MEMORY = 0.5, 32.0, 4.0, 0.98
 # A head that has more rows to read than this, for each sequence, was left behind.
 MOST_ROWS_OF_A_STEP = 12
 # Tries of sequences that do not draft: their share of the time, and the steps between them, which double while they fail.
@@ -56,15 +52,13 @@ class AdaptivePolicy:
     """costs and estimator may come from a profile. max_batch_size: larger batches are not drafted for."""
 
     def __init__(self, costs: StepCosts, estimator: AcceptanceEstimator, max_batch_size: int | None) -> None:
-        self.costs, self.estimator = costs, estimator
+        self.costs, self.estimator, self.prices, self.stay = costs, estimator, PriceBook(costs), Stay()
         self.calibration = estimator.calibration
         self.allowance_ms, self.num_drafted_steps = 0.0, 0
         self.num_resting = self.num_rested = self.resting_size = 0
         self._max_batch_size = max_batch_size
         self._histories: dict[str, DraftHistory] = {}
-        self._speeds: dict[tuple[int, bool], Speed] = {}
         self._guards: dict[tuple[int, bool], Guard] = {}
-        self._prices: dict[tuple[int, int, bool], Price] = {}
         # What drafts have promised lately, for greedy and for sampled sequences.
         self._common = {is_sampled: CommonPromises() for is_sampled in (False, True)}
         # [2, D, P] for greedy and for sampled sequences, below a node of depth d, at each of CHILD_PRICES: the expected sum of what
@@ -72,19 +66,12 @@ class AdaptivePolicy:
         first = np.maximum(0.0, FIRST_CHANCES[:, None] - CHILD_PRICES).mean(axis=0)
         self.children = np.tile(first, (2, estimator.max_depth + 1, 1))
         self.num_levels_seen = np.zeros((2, estimator.max_depth + 1))
-        # Steps of all sequences, and how many have left.
-        self._num_stayed, self._num_left = FIRST_STAY * NUM_FIRST_STAYS, NUM_FIRST_STAYS
-
-    @property
-    def steps_left(self) -> float:
-        """How long a sequence will probably stay."""
-        return max(1.0, SHARE_LEFT * self._num_stayed / self._num_left)
 
     def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
             return False
         price = self.price(Conditions(max(1, batch_size), 64, is_sampled))
-        utility = self._common[is_sampled].utility(price)[0] - price.missed_row * num_rows / self.steps_left
+        utility = self._common[is_sampled].utility(price)[0] - price.missed_row * num_rows / self.stay.steps_left
         return price.batch_size * utility > price.starts[-1]
 
     def guard(self, conditions: Conditions) -> Guard:
@@ -96,7 +83,7 @@ class AdaptivePolicy:
         return bool(price.batch_size * price.utility(promises).mean() > price.starts[-1])
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
-        self._num_stayed += len(sequences)
+        self.stay.add_step(len(sequences))
         is_too_large = self._max_batch_size is not None and len(sequences) > self._max_batch_size
         if is_too_large or not any(sequence.bounds for sequence in sequences):
             return RestingPlan(self, sequences)
@@ -120,7 +107,7 @@ class AdaptivePolicy:
 
     def forget(self, sequence_id: str) -> None:
         self._histories.pop(sequence_id, None)
-        self._num_stayed, self._num_left = STAY_MEMORY * self._num_stayed, STAY_MEMORY * self._num_left + 1.0
+        self.stay.add_end()
         self.num_resting = self.num_rested = 0  # another may take its place
 
     def history(self, sequence: HostSequence) -> DraftHistory:
@@ -129,26 +116,8 @@ class AdaptivePolicy:
             history = self._histories[sequence.id] = DraftHistory(self._common[sequence.temperature > 0])
         return history
 
-    def speed(self, conditions: Conditions) -> Speed:
-        """Of batches of about this size; it begins at that of the most similar ones."""
-        size, is_sampled = conditions.batch_size.bit_length(), conditions.is_sampled
-        if (size, is_sampled) not in self._speeds:
-            known = sorted(self._speeds, key=lambda other: (other[1] != is_sampled, abs(other[0] - size)))
-            nearest = self._speeds[known[0]] if known else None
-            begin = (nearest.value, nearest.rows_read) if nearest else (1.0, FIRST_ROWS_READ)
-            self._speeds[size, is_sampled] = Speed(*begin)
-        return self._speeds[size, is_sampled]
-
     def price(self, conditions: Conditions) -> Price:
-        """Worked out anew every few steps, at first every step."""
-        price = self._prices.get(conditions.bucket)
-        if price is None or price.batch_size != conditions.batch_size or price.num_uses_left == 0:
-            num_uses = min(USES_OF_A_PRICE, 2 * price.num_uses) if price else 1
-            speed = self.speed(conditions)
-            price = Price(self.costs, speed.value, conditions, num_uses, speed.rows_read, speed.verified)
-            self._prices[conditions.bucket] = price
-        price.num_uses_left -= 1
-        return price
+        return self.prices.at(conditions)
 
 
 class RestingPlan(FixedPlan):
@@ -159,7 +128,7 @@ class RestingPlan(FixedPlan):
         self._policy, self._sequences = policy, sequences
 
     def learn(self, record: StepRecord) -> None:
-        self._policy.speed(conditions_of(self._sequences)).add(1.0, 1.0)
+        self._policy.prices.speed(conditions_of(self._sequences)).add(1.0, 1.0)
         self._policy.allow_tries(record.parts[-1].ms)
 
 
@@ -198,7 +167,7 @@ class AdaptivePlan:
         indices = [index for index, sequence in enumerate(sequences) if sequence.bounds]
         utilities = dict(zip(indices, utilities_at(price, [policy.history(sequences[index]) for index in indices]), strict=True))
         reading = {index: price.missed_row * max(0.0, num_missing[index] - price.rows_read) for index in indices}
-        steps_left = policy.steps_left
+        steps_left = policy.stay.steps_left
         for index in indices:
             utilities[index] -= reading[index] / steps_left
         indices.sort(key=utilities.__getitem__, reverse=True)
@@ -277,7 +246,7 @@ class AdaptivePlan:
         if not reads_prompts:
             gained = record.num_gained / len(self._sequences)
             share_drafted = len(self.drafters) / len(self._sequences)
-            policy.speed(self._conditions).add(gained, total_ms / self._price.plain_ms, share_drafted, self._verified)
+            policy.prices.speed(self._conditions).add(gained, total_ms / self._price.plain_ms, share_drafted, self._verified)
             policy.guard(self._conditions).saw(bool(self.drafters), record.num_gained, total_ms)
         policy.allow_tries(total_ms)
         if self.drafters and self._teaches:

@@ -9,12 +9,17 @@ import numpy as np
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Floats, Ints
 
+# Prices are worked out anew after so many uses, at first after each.
+USES_OF_A_PRICE = 32
 # Speeds over plain decoding: of how many plain steps the first one is a mean, and how much of them is remembered.
 FIRST_STEPS, SPEED_MEMORY = 2.0, 0.98
 # The rows of a typical step with drafts.
 ROWS_OF_A_SEQUENCE, MORE_ROWS = 4.0, 8.0
 # The rows of a sequence that a head reads before it drafts are what the step before has gained; so many, until that is known.
 FIRST_ROWS_READ = 3.0
+# What a sequence costs once is spread over the steps for which it still stays: this share of the mean stay, which begins as that of
+# a few sequences with so many steps, and remembers so many of the latest.
+SHARE_LEFT, FIRST_STAY, NUM_FIRST_STAYS, STAY_MEMORY = 0.5, 32.0, 4.0, 0.98
 
 
 @dataclass(frozen=True)
@@ -156,3 +161,52 @@ class Price:
         gains = np.where(gains > 0.0, gains + (self.node - self.node_paid), 0.0).sum(axis=-1)
         gains[..., 1:] -= self.level_sequence
         return np.maximum(0.0, gains.cumsum(axis=-1).max(axis=-1) - self.any_node / self.batch_size)
+
+
+class PriceBook:
+    """Speeds and prices of every batch size."""
+
+    def __init__(self, costs: StepCosts) -> None:
+        self._costs = costs
+        self._speeds: dict[tuple[int, bool], Speed] = {}
+        self._prices: dict[tuple[int, int, bool], Price] = {}
+
+    def speed(self, conditions: Conditions) -> Speed:
+        """Of batches of about this size; it begins at that of the most similar ones."""
+        size, is_sampled = conditions.batch_size.bit_length(), conditions.is_sampled
+        if (size, is_sampled) not in self._speeds:
+            known = sorted(self._speeds, key=lambda other: (other[1] != is_sampled, abs(other[0] - size)))
+            nearest = self._speeds[known[0]] if known else None
+            begin = (nearest.value, nearest.rows_read) if nearest else (1.0, FIRST_ROWS_READ)
+            self._speeds[size, is_sampled] = Speed(*begin)
+        return self._speeds[size, is_sampled]
+
+    def at(self, conditions: Conditions) -> Price:
+        """Worked out anew every few steps, at first every step."""
+        price = self._prices.get(conditions.bucket)
+        if price is None or price.batch_size != conditions.batch_size or price.num_uses_left == 0:
+            num_uses = min(USES_OF_A_PRICE, 2 * price.num_uses) if price else 1
+            speed = self.speed(conditions)
+            price = Price(self._costs, speed.value, conditions, num_uses, speed.rows_read, speed.verified)
+            self._prices[conditions.bucket] = price
+        price.num_uses_left -= 1
+        return price
+
+
+class Stay:
+    """For how many steps sequences are there."""
+
+    def __init__(self) -> None:
+        self._num_steps, self._num_ends = FIRST_STAY * NUM_FIRST_STAYS, NUM_FIRST_STAYS
+
+    @property
+    def steps_left(self) -> float:
+        """For which a sequence will probably stay."""
+        return max(1.0, SHARE_LEFT * self._num_steps / self._num_ends)
+
+    def add_step(self, num_sequences: int) -> None:
+        self._num_steps += num_sequences
+
+    def add_end(self) -> None:
+        """A sequence has left."""
+        self._num_steps, self._num_ends = STAY_MEMORY * self._num_steps, STAY_MEMORY * self._num_ends + 1.0

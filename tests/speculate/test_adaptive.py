@@ -148,10 +148,10 @@ def test_resting_steps_count_as_plain_ones() -> None:
     adaptive = policy(costs(start=50.0, level=50.0, node=20.0))
     conditions = Conditions(1, 64.0, is_sampled=False)
     for _ in range(200):
-        adaptive.speed(conditions).add(3.0, 1.0)
+        adaptive.prices.speed(conditions).add(3.0, 1.0)
     for _ in range(200):
         step(adaptive)
-    assert adaptive.speed(conditions).value < 1.1
+    assert adaptive.prices.speed(conditions).value < 1.1
 
 
 def promise(chance: float) -> np.ndarray:
@@ -200,14 +200,14 @@ def test_beliefs_follow_a_change() -> None:
     common = CommonPromises()
     for _ in range(NUM_COMMON):
         common.add(promise(0.0))
-    for _ in range(NUM_RECENT // 2):
+    other = DraftHistory(common)
+    assert utilities_at(price, [other]) == [common.utility(price)[0]] == [0.0]
+    for _ in range(NUM_RECENT - 1):
         common.add(promise(0.8))
-    anew = Price(costs(start=0.1, level=50.0, node=0.1), 1.0, Conditions(1, 64.0, is_sampled=False))
-    assert common.utility(price)[0] == pytest.approx(0.39, abs=0.05)
-    for _ in range(NUM_RECENT // 2):
-        common.add(promise(0.8))
-    assert common.utility(price)[0] == pytest.approx(0.39, abs=0.05), "looked at once for each price"
-    assert common.utility(anew)[0] == pytest.approx(0.79, abs=0.1)
+    assert utilities_at(price, [other]) == [common.utility(price)[0]] == [0.0], "looked at now and then only"
+    common.add(promise(0.8))
+    assert common.utility(price)[0] == pytest.approx(0.79, abs=0.1)
+    assert utilities_at(price, [other]) == [common.utility(price)[0]]
 
 
 def test_beliefs_are_worked_out_once_for_each_price() -> None:
