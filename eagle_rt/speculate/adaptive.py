@@ -238,9 +238,8 @@ class AdaptivePlan:
     def learn(self, record: StepRecord) -> None:
         policy = self._policy
         total_ms = sum(part.ms for part in record.parts)
-        if self._teaches:
-            for part in record.parts:
-                policy.costs.correct(part, self._conditions)
+        for part in record.parts:
+            policy.costs.correct(part, self._conditions)
         # A prompt that is read once says nothing about the steps to come.
         reads_prompts = any(part.part == "start" and part.num_rows > MOST_ROWS_OF_A_STEP * part.batch_size for part in record.parts)
         if not reads_prompts:

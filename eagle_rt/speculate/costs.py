@@ -15,11 +15,13 @@ PARTS = ("start", "level", "verify")
 # Corrections remember some 1 / (1 - ROWS_MEMORY) measurements of a number of rows, and forget them slowly where no more come; they
 # are held to those of all numbers by so many. One measurement counts as no more than LARGEST_SURPRISE times what was expected, and
 # as FIRST_SURPRISE times while there are fewer than NUM_FIRST, since the machine stands still now and then.
-ROWS_MEMORY, OTHERS_MEMORY, HELD_BY = 0.99, 0.998, 4.0
+ROWS_MEMORY, OTHERS_MEMORY, HELD_BY = 0.97, 0.998, 4.0
 LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST = 1.5, 4.0, 8
-NUM_ROW_BUCKETS = 14
+# Of numbers of rows; and how many measurements are taken before what they say is looked at.
+NUM_PLACES, MOST_UNREAD = 28, 4
+PLACES = np.arange(NUM_PLACES)
 # How many rows products are made with, where they are filled up to whole tiles.
-TILED_ROWS = np.array([tiled_rows(num_rows) for num_rows in range(2**NUM_ROW_BUCKETS)], dtype=np.float64)
+TILED_ROWS = np.array([tiled_rows(num_rows) for num_rows in range(2 ** (NUM_PLACES // 2))], dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -47,44 +49,47 @@ class Conditions:
 
 
 class Correction:
-    """The ratio of measured to predicted, by the number of rows as a power of two.
+    """The ratio of measured to predicted, by the number of rows in steps of half a power of two.
 
     Timing is noisy, and what one more row costs is a small difference of such ratios: those of one number of rows are believed
     only as far as there are many of them, and are forgotten where no more come. `log_ratio` is what it begins at.
     """
 
     def __init__(self, log_ratio: float) -> None:
-        self._weights, self._sums = [0.0] * NUM_ROW_BUCKETS, [0.0] * NUM_ROW_BUCKETS
         self._log_ratio = log_ratio
+        self._weights, self._sums = np.zeros((2, NUM_PLACES))
+        self._logs, self._num_unread = np.full(NUM_PLACES, log_ratio), 0
 
     @property
     def common(self) -> float:
         """The log of the ratio over all numbers of rows."""
-        return (HELD_BY * self._log_ratio + sum(self._sums)) / (HELD_BY + sum(self._weights))
+        return (HELD_BY * self._log_ratio + float(self._sums.sum())) / (HELD_BY + float(self._weights.sum()))
 
     def at(self, num_rows: Floats) -> Floats:
         """Interpolated between the row numbers that were measured."""
-        return np.exp(np.interp(np.log2(np.maximum(num_rows, 1.0)), *self._known()))
+        self._read()
+        return np.exp(np.interp(2.0 * np.log2(np.maximum(num_rows, 1.0)), PLACES, self._logs))
 
     def move(self, num_rows: int, ratio: float) -> None:
-        power = math.log2(max(num_rows, 1))
-        place = min(NUM_ROW_BUCKETS - 1, round(power))
-        expected = float(np.interp(power, *self._known()))
-        most = math.log(LARGEST_SURPRISE if self._weights[place] > NUM_FIRST else FIRST_SURPRISE)
+        place = min(NUM_PLACES - 1, round(2.0 * math.log2(max(num_rows, 1))))
+        if self._num_unread == MOST_UNREAD:
+            self._read()
+        expected = float(self._logs[place])
+        weights, sums = self._weights, self._sums
+        most = math.log(LARGEST_SURPRISE if weights[place] > NUM_FIRST else FIRST_SURPRISE)
         surprise = min(most, max(-most, math.log(max(ratio, 1e-9)) - expected))
-        for other in range(NUM_ROW_BUCKETS):
-            memory = ROWS_MEMORY if other == place else OTHERS_MEMORY
-            self._weights[other] *= memory
-            self._sums[other] *= memory
-        self._weights[place] += 1
-        self._sums[place] += expected + surprise
+        for totals, new in ((weights, 1.0), (sums, expected + surprise)):
+            own = totals[place]
+            totals *= OTHERS_MEMORY
+            totals[place] = ROWS_MEMORY * own + new
+        self._num_unread += 1
 
-    def _known(self) -> tuple[list[int], list[float]]:
-        """The powers of two that were measured, and the log of the ratio there; the common one where nothing was."""
-        common = self.common
-        known = [place for place, weight in enumerate(self._weights) if weight]
-        logs = [(self._sums[place] + HELD_BY * common) / (self._weights[place] + HELD_BY) for place in known]
-        return (known, logs) if known else ([0], [common])
+    def _read(self) -> None:
+        """What the measurements say at every place."""
+        if self._num_unread:
+            known = self._weights.nonzero()[0]
+            logs = (self._sums[known] + HELD_BY * self.common) / (self._weights[known] + HELD_BY)
+            self._logs, self._num_unread = np.interp(PLACES, known, logs), 0
 
 
 @dataclass
