@@ -156,6 +156,7 @@ class AdaptivePlan:
             self._teaches = is_due or any(histories[index].num_idle for index in self.drafters)
             self._temperatures = np.array([sequence.temperature for sequence in sequences])
             self._is_sampled = (self._temperatures > 0).astype(np.int64)
+            self._num_sampled = int(self._is_sampled.sum())
             self._corrections = np.array([history.correction for history in histories])
             self._slopes, self._offsets = policy.estimator.lines(self._temperatures)
             self._offsets += self._corrections
@@ -222,8 +223,11 @@ class AdaptivePlan:
         """[M] expected tokens of children of nodes of one depth, beyond the price of those children that are worth it."""
         chances = np.exp(values)
         prices = self._price.node / np.maximum(chances, 1e-9)
-        greedy, sampled = (np.interp(prices, CHILD_PRICES, table[depth]) for table in self._policy.children)
-        return chances * np.where(self._is_sampled[owners], sampled, greedy)
+        greedy, sampled = self._policy.children[:, depth]
+        if self._num_sampled in (0, len(self._sequences)):
+            return chances * np.interp(prices, CHILD_PRICES, sampled if self._num_sampled else greedy)
+        of_greedy, of_sampled = np.interp(prices, CHILD_PRICES, greedy), np.interp(prices, CHILD_PRICES, sampled)
+        return chances * np.where(self._is_sampled[owners], of_sampled, of_greedy)
 
     def keep(self, candidates: Candidates) -> Ints:
         numbers = verifiable(candidates, self._bounds)
@@ -232,7 +236,8 @@ class AdaptivePlan:
         chances = np.exp(values[order])
         prices = self._price.verify.up_to(len(order))
         count = num_best(chances.cumsum() - prices[1:], -prices[0])
-        self._verified = verified(chances, prices, count, self._price.rate)
+        if self._teaches:
+            self._verified = verified(chances, prices, count, self._price.rate)
         return np.sort(numbers[order[:count]])
 
     def learn(self, record: StepRecord) -> None:

@@ -102,6 +102,7 @@ class PartCost:
     per_sequence: float
     is_tiled: bool = False
     corrections: dict[tuple[int, int, bool], Correction] = field(default_factory=dict)
+    _known_ms: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def ms(self, num_sequences: Ints | int, num_rows: Floats | float, conditions: Conditions) -> Floats:
         """Of a part with so many sequences and rows, in a step of these conditions."""
@@ -125,8 +126,10 @@ class PartCost:
         if correction is None:
             nearest = self._nearest(conditions)
             correction = self.corrections[conditions.bucket] = Correction(nearest.common if nearest else 0.0)
-        expected = float(self.uncorrected(observation.batch_size, np.asarray(float(observation.num_rows))))
-        correction.move(observation.num_rows, observation.ms / max(expected, 1e-6))
+        size = observation.batch_size, observation.num_rows
+        if size not in self._known_ms:
+            self._known_ms[size] = max(1e-6, float(self.uncorrected(size[0], np.asarray(float(size[1])))))
+        correction.move(observation.num_rows, observation.ms / self._known_ms[size])
 
     def _nearest(self, conditions: Conditions) -> Correction | None:
         """That of the most similar conditions that were met. What drawing tokens adds says nothing about greedy steps."""
