@@ -3,7 +3,9 @@
 The twin is `ReferenceAttention`, which takes one sequence after the other.
 """
 
-from collections import defaultdict
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,10 +16,11 @@ from eagle_rt.batch import Batch, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
 
 # Sequences go together if they have about as many queries and about as many rows as each other, since all are filled up to the
-# most: up to FEW_QUERIES or up to MANY_QUERIES; and up to FEW_ROWS or up to MANY_ROWS, beyond which copying the rows side by side
-# takes longer than a call of its own for each sequence (two cores of a Xeon).
-FEW_QUERIES, MANY_QUERIES = 8, 32
+# most: up to FEW_ROWS or up to MANY_ROWS, beyond which copying the rows side by side takes longer than a call of its own for each
+# sequence; and so many queries that a further call would take longer than the fillings, of which it is worth as many as CALL, in
+# queries times rows. More than MANY_QUERIES go alone. All for two cores of a Xeon.
 FEW_ROWS, MANY_ROWS = 256, 512
+MANY_QUERIES, CALL = 32, 2000
 
 
 @dataclass
@@ -56,10 +59,10 @@ class GroupedAttention:
         self._dtype = dtype
 
     def plan(self, batch: Batch, pool: KVPool) -> GroupedPlan:
-        members: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-        for b in range(batch.batch_size):
-            members[likeness(batch, b)].append(b)
-        return GroupedPlan(pool, tuple(self._group(batch, pool, own) for own in members.values()))
+        assert isinstance(batch.rows, HostRows)
+        counts = [stop - start for start, stop in zip(batch.query_starts, batch.query_starts[1:], strict=False)]
+        groups = together(counts, batch.rows.kv_lens)
+        return GroupedPlan(pool, tuple(self._group(batch, pool, members) for members in groups))
 
     def run(self, queries: Tensor, layer: int, plan: GroupedPlan, window: int | None) -> Tensor:
         first, *others = plan.groups
@@ -101,13 +104,38 @@ class GroupedAttention:
         return Group(shape, queries, kept, outputs, slots, views, positions.view(num_members, num_queries), bias)
 
 
-def likeness(batch: Batch, b: int) -> tuple[int, ...]:
-    """Sequences for which this is the same go together."""
-    assert isinstance(batch.rows, HostRows)
-    count, num_rows = batch.query_starts[b + 1] - batch.query_starts[b], batch.rows.kv_lens[b]
-    if count > MANY_QUERIES or num_rows > MANY_ROWS:
-        return (b,)
-    return count > FEW_QUERIES, num_rows > FEW_ROWS
+def together(counts: list[int], lengths: Sequence[int]) -> list[list[int]]:
+    """Which of B sequences with so many queries and rows go through one call."""
+    groups = []
+    alike: defaultdict[bool, list[int]] = defaultdict(list)
+    for b, (count, num_rows) in enumerate(zip(counts, lengths, strict=True)):
+        if count > MANY_QUERIES or num_rows > MANY_ROWS:
+            groups.append([b])
+        else:
+            alike[num_rows > FEW_ROWS].append(b)
+    for members in alike.values():
+        steps = most_queries([counts[b] for b in members], max(lengths[b] for b in members))
+        parts: defaultdict[int, list[int]] = defaultdict(list)
+        for b in members:
+            parts[bisect_left(steps, counts[b])].append(b)
+        groups += parts.values()
+    return groups
+
+
+def most_queries(counts: list[int], num_rows: int) -> list[int]:
+    """The most queries of each call, ascending, such that all calls and fillings together take the least time."""
+    sizes = sorted(Counter(counts).items())
+    # For the smallest 0, 1, ... sizes: the least cost, and the steps that it takes.
+    best: list[tuple[float, list[int]]] = [(0.0, [])]
+    for stop, (most, _) in enumerate(sizes):
+        num_members, ways = 0, []
+        for start in range(stop, -1, -1):
+            num_members += sizes[start][1]
+            cost, steps = best[start]
+            ways.append((cost + CALL + num_members * most * num_rows, steps))
+        cost, steps = min(ways)
+        best.append((cost, [*steps, most]))
+    return best[-1][1]
 
 
 def side_by_side(slots: list[Tensor | slice], num_rows: int, device: torch.device) -> Tensor:

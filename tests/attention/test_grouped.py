@@ -1,6 +1,7 @@
 """Sequences that go through attention together against the same ones one by one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ NUM_SLOTS, HEAD_DIM = 512, 8
 def small_limits() -> Iterator[None]:
     """So that every kind of group is met."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grouped, "FEW_QUERIES", 3)
+        patch.setattr(grouped, "CALL", 25)
         patch.setattr(grouped, "MANY_QUERIES", 6)
         patch.setattr(grouped, "FEW_ROWS", 12)
         patch.setattr(grouped, "MANY_ROWS", 24)
@@ -94,6 +95,20 @@ def test_grouped_equals_one_by_one(
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
+@settings(max_examples=100, deadline=None)
+@given(counts=st.lists(st.integers(1, 8), min_size=1, max_size=8), num_rows=st.integers(1, 30))
+def test_calls_and_fillings_take_the_least_time(counts: list[int], num_rows: int) -> None:
+    """Of all ways to share the sizes among calls."""
+    *smaller, most = sorted(set(counts))
+
+    def cost(steps: Sequence[int]) -> int:
+        filled = [min(step for step in steps if count <= step) for count in counts]
+        return grouped.CALL * len(steps) + num_rows * sum(filled)
+
+    ways = [(*chosen, most) for size in range(len(smaller) + 1) for chosen in combinations(smaller, size)]
+    assert cost(grouped.most_queries(counts, num_rows)) == min(map(cost, ways))
+
+
 def test_what_goes_together() -> None:
     """Few queries; many; too many; few of many rows; of too many."""
     sizes = [
@@ -107,5 +122,5 @@ def test_what_goes_together() -> None:
     ]
     batch = random_batch(sizes, "each", 0)
     plan = GroupedAttention(torch.float32).plan(batch, KVPool(1, NUM_SLOTS, 1, HEAD_DIM, torch.float32, "cpu"))
-    assert [group.shape for group in plan.groups] == [(3, 2, 7), (1, 5, 10), (1, 7, 12), (1, 1, 16), (1, 1, 31)]
-    assert [group.views is not None for group in plan.groups] == [False, True, True, True, True]
+    assert [group.shape for group in plan.groups] == [(1, 7, 12), (1, 1, 31), (3, 2, 7), (1, 5, 10), (1, 1, 16)]
+    assert [group.views is not None for group in plan.groups] == [True, True, False, True, True]
