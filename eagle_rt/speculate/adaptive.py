@@ -128,7 +128,7 @@ class RestingPlan(FixedPlan):
         self._policy, self._sequences = policy, sequences
 
     def learn(self, record: StepRecord) -> None:
-        self._policy.prices.speed(conditions_of(self._sequences)).add(1.0, 1.0)
+        self._policy.prices.steps(conditions_of(self._sequences)).add(1.0, 1.0)
         self._policy.allow_tries(record.parts[-1].ms)
 
 
@@ -250,7 +250,7 @@ class AdaptivePlan:
         if not reads_prompts:
             gained = record.num_gained / len(self._sequences)
             share_drafted = len(self.drafters) / len(self._sequences)
-            policy.prices.speed(self._conditions).add(gained, total_ms / self._price.plain_ms, share_drafted, self._verified)
+            policy.prices.steps(self._conditions).add(gained, total_ms / self._price.plain_ms, share_drafted, self._verified)
             policy.guard(self._conditions).saw(bool(self.drafters), record.num_gained, total_ms)
         policy.allow_tries(total_ms)
         if self.drafters and self._teaches:

@@ -102,18 +102,18 @@ class PartCost:
     per_sequence: float
     is_tiled: bool = False
     corrections: dict[tuple[int, int, bool], Correction] = field(default_factory=dict)
-    _known_ms: dict[tuple[int, int], float] = field(default_factory=dict)
+    _known: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)  # rows filled up, and uncorrected ms
 
     def ms(self, num_sequences: Ints | int, num_rows: Floats | float, conditions: Conditions) -> Floats:
         """Of a part with so many sequences and rows, in a step of these conditions."""
-        rows = np.asarray(num_rows, dtype=np.float64)
+        rows = filled_up(np.asarray(num_rows, dtype=np.float64), self.is_tiled)
         correction = self.corrections.get(conditions.bucket) or self._nearest(conditions)
         expected = self.uncorrected(num_sequences, rows)
         return expected * correction.at(rows) if correction else expected
 
     def uncorrected(self, num_sequences: Ints | int, rows: Floats) -> Floats:
+        """rows: filled up."""
         knots, values = self.knots, self.values
-        rows = filled_up(rows, self.is_tiled)
         by_rows = np.interp(rows, knots, values)
         if len(knots) > 1:
             slope = max(0.0, (values[-1] - values[-2]) / (knots[-1] - knots[-2]))
@@ -127,9 +127,11 @@ class PartCost:
             nearest = self._nearest(conditions)
             correction = self.corrections[conditions.bucket] = Correction(nearest.common if nearest else 0.0)
         size = observation.batch_size, observation.num_rows
-        if size not in self._known_ms:
-            self._known_ms[size] = max(1e-6, float(self.uncorrected(size[0], np.asarray(float(size[1])))))
-        correction.move(observation.num_rows, observation.ms / self._known_ms[size])
+        if size not in self._known:
+            rows = filled_up(np.asarray(float(observation.num_rows)), self.is_tiled)
+            self._known[size] = int(rows), max(1e-6, float(self.uncorrected(observation.batch_size, rows)))
+        num_rows, expected = self._known[size]
+        correction.move(num_rows, observation.ms / expected)
 
     def _nearest(self, conditions: Conditions) -> Correction | None:
         """That of the most similar conditions that were met. What drawing tokens adds says nothing about greedy steps."""

@@ -1,7 +1,7 @@
 """What time costs in tokens."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -9,8 +9,8 @@ import numpy as np
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Floats, Ints
 
-# Prices are worked out anew after so many uses, at first after each.
-USES_OF_A_PRICE = 32
+# Prices are worked out anew after so many steps, at first after each.
+STEPS_OF_A_PRICE = 32
 # Speeds over plain decoding: of how many plain steps the first one is a mean, and how much of them is remembered.
 FIRST_STEPS, SPEED_MEMORY = 2.0, 0.98
 # The rows of a typical step with drafts.
@@ -32,17 +32,23 @@ class Verified:
     last_chance: float
 
 
-class Speed:
-    """Of the steps of similar batches over that of plain decoding, as a moving mean.
+@dataclass(frozen=True)
+class Pace:
+    """What similar steps have come to lately. speed: over that of plain decoding; rows_read: tokens that a sequence gains from a
+    draft, which its head has to read before the next one; verified: in steps with drafts, None before the first."""
 
-    rows_read: tokens that a sequence gains from a draft, which its head has to read before the next one. verified: in steps with
-    drafts, None before the first.
-    """
+    speed: float = 1.0
+    rows_read: float = FIRST_ROWS_READ
+    verified: Verified | None = None
 
-    def __init__(self, begin: float, rows_read: float) -> None:
-        self._gained, self._plain = begin * FIRST_STEPS, FIRST_STEPS
-        self._rows, self._drafted = rows_read * FIRST_STEPS, FIRST_STEPS
-        self._verified = np.zeros(4)
+
+class RecentSteps:
+    """Moving means over the steps of similar batches. begin: what is believed before the first."""
+
+    def __init__(self, begin: Pace) -> None:
+        self._gained, self._plain = begin.speed * FIRST_STEPS, FIRST_STEPS
+        self._rows, self._drafted = begin.rows_read * FIRST_STEPS, FIRST_STEPS
+        self._verified = np.zeros(4)  # sums of its three numbers, and of their weights
 
     def add(self, gained: float, plain: float, share_drafted: float = 0.0, verified: Verified | None = None) -> None:
         """A step gained so many tokens a sequence, where plain decoding would have gained the others in its time. share_drafted: of
@@ -56,17 +62,10 @@ class Speed:
             self._verified = SPEED_MEMORY * self._verified + [verified.num_nodes, verified.more_ms, verified.last_chance, 1.0]
 
     @property
-    def value(self) -> float:
-        return self._gained / self._plain
-
-    @property
-    def rows_read(self) -> float:
-        return self._rows / self._drafted
-
-    @property
-    def verified(self) -> Verified | None:
+    def pace(self) -> Pace:
         *sums, num_steps = self._verified.tolist()
-        return Verified(*(value / num_steps for value in sums)) if num_steps else None
+        verified = Verified(*(value / num_steps for value in sums)) if num_steps else None
+        return Pace(self._gained / self._plain, self._rows / self._drafted, verified)
 
 
 class PriceList:
@@ -86,23 +85,14 @@ class Price:
     """What time costs in tokens, for the steps of one batch size: `rate` tokens a millisecond; verifying anything at all, and each
     node; a node that is fed to the head, and a further level for each sequence.
 
-    speed: of steps, over that of plain decoding; rows_read: of a sequence, by the head, before its first level; verified: what such
-    steps have verified. verify: lists what a pass of the target with so many nodes costs.
+    verify: lists what a pass of the target with so many nodes costs.
 
     The costs of verifying are no line: products are made with whole tiles of rows, or a second row costs as much as the first. So
     the price of a node is the chance of the last one that was worth verifying: a node that is verified takes its place. What all
     nodes together cost beyond that is `any_node`; what they cost less is given back to each of them, which leaves `node_paid`.
     """
 
-    def __init__(
-        self,
-        costs: StepCosts,
-        speed: float,
-        conditions: Conditions,
-        num_uses: int = 1,
-        rows_read: float = FIRST_ROWS_READ,
-        verified: Verified | None = None,
-    ) -> None:
+    def __init__(self, costs: StepCosts, pace: Pace, conditions: Conditions) -> None:
         batch_size = conditions.batch_size
         # Where nothing was verified yet, what one more row costs is a mean over as many as a step has: that of the very next one
         # would be lost in noise. But the first of all may cost more than all others.
@@ -111,15 +101,14 @@ class Price:
         verify, level = (costs.ms(part, batch_size, rows, conditions).tolist() for part in ("verify", "level"))
         # No tree is worth less than plain decoding.
         self.plain_ms: float = verify[0]
-        self.rate = max(1.0, speed) * batch_size / self.plain_ms
+        self.rate = max(1.0, pace.speed) * batch_size / self.plain_ms
         means = [(verify[2] - verify[place]) / (rows[2] - rows[place]) for place in (0, 1) if rows[place] < rows[2]]
         first = Verified(float(rows[2] - rows[0]), verify[2] - verify[0], self.rate * min(means))
-        self._price_nodes(verified or first)
+        self._price_nodes(pace.verified or first)
         self.level_row = self.rate * (level[2] - level[0]) / (rows[2] - rows[0])
         self.level_sequence = self.rate * level[0] / batch_size
         self.batch_size = batch_size
-        self.num_uses = self.num_uses_left = num_uses
-        self.rows_read = rows_read
+        self.rows_read = pace.rows_read
 
         rate = self.rate  # a list that knew its price would keep it alive
 
@@ -130,7 +119,7 @@ class Price:
         self._level_of_none, self._level_of_one = listed("level", 0), listed("level", 1)
         # Of the first level of 0, 1, ... sequences; and of a row that the head has missed before.
         numbers = np.arange(1.0, batch_size + 1)
-        starts = self.rate * costs.ms("start", np.arange(1, batch_size + 1), rows_read * numbers, conditions)
+        starts = self.rate * costs.ms("start", np.arange(1, batch_size + 1), pace.rows_read * numbers, conditions)
         starts += self.any_node * (1.0 - numbers / batch_size)  # what the shares in `utility` don't add up to
         self.starts: list[float] = [0.0, *starts.tolist()]
         start = costs.ms("start", batch_size, np.array([batch_size, 33.0 * batch_size]), conditions).tolist()
@@ -164,32 +153,33 @@ class Price:
 
 
 class PriceBook:
-    """Speeds and prices of every batch size."""
+    """The paces and prices of every batch size."""
 
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
-        self._speeds: dict[tuple[int, bool], Speed] = {}
-        self._prices: dict[tuple[int, int, bool], Price] = {}
+        self._steps: dict[tuple[int, bool], RecentSteps] = {}
+        # For each batch size and kind of conditions, with the number of steps at which it is worked out anew, and after which.
+        self._prices: dict[tuple[int, int, bool], tuple[Price, int, int]] = {}
+        self._num_steps = 0
 
-    def speed(self, conditions: Conditions) -> Speed:
-        """Of batches of about this size; it begins at that of the most similar ones."""
+    def steps(self, conditions: Conditions) -> RecentSteps:
+        """Of batches of about this size; they begin at the pace of the most similar ones."""
         size, is_sampled = conditions.batch_size.bit_length(), conditions.is_sampled
-        if (size, is_sampled) not in self._speeds:
-            known = sorted(self._speeds, key=lambda other: (other[1] != is_sampled, abs(other[0] - size)))
-            nearest = self._speeds[known[0]] if known else None
-            begin = (nearest.value, nearest.rows_read) if nearest else (1.0, FIRST_ROWS_READ)
-            self._speeds[size, is_sampled] = Speed(*begin)
-        return self._speeds[size, is_sampled]
+        if (size, is_sampled) not in self._steps:
+            known = sorted(self._steps, key=lambda other: (other[1] != is_sampled, abs(other[0] - size)))
+            nearest = self._steps[known[0]].pace if known else Pace()
+            self._steps[size, is_sampled] = RecentSteps(replace(nearest, verified=None))
+        return self._steps[size, is_sampled]
 
     def at(self, conditions: Conditions) -> Price:
-        """Worked out anew every few steps, at first every step."""
-        price = self._prices.get(conditions.bucket)
-        if price is None or price.batch_size != conditions.batch_size or price.num_uses_left == 0:
-            num_uses = min(USES_OF_A_PRICE, 2 * price.num_uses) if price else 1
-            speed = self.speed(conditions)
-            price = Price(self._costs, speed.value, conditions, num_uses, speed.rows_read, speed.verified)
-            self._prices[conditions.bucket] = price
-        price.num_uses_left -= 1
+        """Asked for in every step."""
+        self._num_steps += 1
+        key = (conditions.batch_size, *conditions.bucket[1:])
+        price, due, num_steps = self._prices.get(key, (None, 0, 0))
+        if price is None or self._num_steps >= due:
+            price = Price(self._costs, self.steps(conditions).pace, conditions)
+            num_steps = min(STEPS_OF_A_PRICE, max(1, 2 * num_steps))
+            self._prices[key] = price, self._num_steps + num_steps, num_steps
         return price
 
 

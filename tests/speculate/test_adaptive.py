@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from step_costs import costs
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import (
@@ -12,32 +13,17 @@ from eagle_rt.speculate.adaptive import (
     AdaptivePolicy,
     RestingPlan,
     num_best,
-    num_different,
 )
-from eagle_rt.speculate.costs import Conditions, Observation, PartCost, StepCosts
+from eagle_rt.speculate.costs import Conditions, Observation, StepCosts
 from eagle_rt.speculate.forest import Candidates, no_candidates
 from eagle_rt.speculate.guard import DRAFTS_A_PLAIN_STEP, FIRST_BAN, Guard
 from eagle_rt.speculate.policy import DraftPlan, StepRecord
-from eagle_rt.speculate.prices import Price
+from eagle_rt.speculate.prices import Pace, Price
 from eagle_rt.speculate.promises import (
-    FIRST_PROMISES,
-    LIKELY_CHANCE,
-    NUM_COMMON,
-    NUM_OF_A_TRY,
-    NUM_RECENT,
     CommonPromises,
-    DraftHistory,
-    held_to,
-    utilities_at,
 )
 from eagle_rt.speculate.sequences import HostSequence, SequenceRows
 from eagle_rt.tree_shape import TreeShape
-
-
-def costs(start: float, level: float, node: float) -> StepCosts:
-    """Milliseconds of a first level, of a further one and of each verified node; a plain step takes 10."""
-    parts = {name: PartCost([1.0, 2.0], [ms, ms + 1e-6], 0.0) for name, ms in (("start", start), ("level", level))}
-    return StepCosts({**parts, "verify": PartCost([1.0, 101.0], [10.0, 10.0 + 100 * node], 0.0)})
 
 
 def policy(step_costs: StepCosts) -> AdaptivePolicy:
@@ -67,20 +53,27 @@ def test_drafts_that_gain_go_on() -> None:
     assert sum(little) == pytest.approx(1000 * DRAFTS_A_PLAIN_STEP / (DRAFTS_A_PLAIN_STEP + 1), rel=0.02)
 
 
+def test_drafts_that_gain_are_not_stopped_for_what_was_before() -> None:
+    """Other requests' drafts may have failed."""
+    guard = Guard()
+    for _ in range(40):
+        guard.saw(drafted=True, tokens=0.5, ms=1.0)
+        guard.saw(drafted=False, tokens=1.0, ms=1.0)
+    guard.allows_drafts()
+    drive(guard, 0.5, 1.0, 1)
+    later = Guard()
+    for speed in (0.7, 1.3):
+        for _ in range(17):
+            later.saw(drafted=True, tokens=speed, ms=1.0)
+            later.saw(drafted=False, tokens=1.0, ms=1.0)
+    assert sum(drive(later, 1.3, 1.0, 40)) > 30
+
+
 def test_the_guard_follows_a_change() -> None:
     guard = Guard()
     assert sum(drive(guard, 2.0, 1.0, 300)) > 280
     assert sum(drive(guard, 0.5, 1.0, 300)) < 120
     assert sum(drive(guard, 2.0, 1.0, 2000)[1000:]) > 900
-
-
-@pytest.mark.parametrize(("node", "expected"), [(0.001, 4), (2.0, 2), (6.0, 1), (9.5, 0)])
-def test_as_many_nodes_are_verified_as_are_worth_their_row(node: float, expected: int) -> None:
-    """At 10 ms a plain step, a node of x ms has to be accepted with a probability of x / 10."""
-    price = Price(costs(0.1, 0.1, node), 1.0, Conditions(1, 64.0, is_sampled=False))
-    promises = np.array([0.9, 0.5, 0.1, 0.05])
-    assert np.count_nonzero(promises > price.node) == expected
-    assert price.node == pytest.approx(node / 10, rel=1e-3)
 
 
 def test_a_first_level_is_the_cheaper_the_more_share_it() -> None:
@@ -90,6 +83,19 @@ def test_a_first_level_is_the_cheaper_the_more_share_it() -> None:
     promises = np.array([[0.5], [0.0]])
     assert price.utility(promises) < price.starts[1]
     assert shared.pays(price, promises)
+
+
+def test_a_prompt_is_read_along_where_the_drafts_to_come_pay_for_it() -> None:
+    """A long one only where replies are long."""
+    step_costs = costs(start=1.0, level=50.0, node=0.1)
+    start = step_costs.parts["start"]
+    start.knots, start.values = [1.0, 101.0], [1.0, 101.0]
+    adaptive = policy(step_costs)
+    assert adaptive.wants_drafts(1, 10, is_sampled=False)
+    assert not adaptive.wants_drafts(1, 1000, is_sampled=False)
+    for _ in range(20000):
+        adaptive.stay.add_step(1)
+    assert adaptive.wants_drafts(1, 1000, is_sampled=False)
 
 
 def step(adaptive: AdaptivePolicy, name: str = "a") -> DraftPlan:
@@ -117,7 +123,7 @@ def test_steps_rest_for_longer_where_nothing_nearly_pays() -> None:
     """What drafts promise is known only so well."""
     for share, most in ((0.9, MOST_RESTING_STEPS_WHERE_NEARLY), (0.7, MOST_RESTING_STEPS)):
         common = CommonPromises()
-        free = Price(costs(start=0.0, level=50.0, node=0.1), 1.0, Conditions(1, 64.0, is_sampled=False))
+        free = Price(costs(start=0.0, level=50.0, node=0.1), Pace(), Conditions(1, 64.0, is_sampled=False))
         nearly = policy(costs(start=10.0 * common.utility(free)[0] / share, level=50.0, node=0.1))
         rests = []
         for _ in range(100):
@@ -130,7 +136,7 @@ def test_steps_rest_for_longer_where_nothing_nearly_pays() -> None:
 def test_drafts_that_nearly_pay_are_tried_in_little_of_the_time() -> None:
     """What that is expected to lose is spent from an allowance."""
     common = CommonPromises()
-    free = Price(costs(start=0.0, level=50.0, node=0.1), 1.0, Conditions(1, 64.0, is_sampled=False))
+    free = Price(costs(start=0.0, level=50.0, node=0.1), Pace(), Conditions(1, 64.0, is_sampled=False))
     start = 10.0 * common.utility(free)[0] / 0.9
     nearly = policy(costs(start=start, level=50.0, node=0.1))
     assert not step(nearly).drafters
@@ -148,135 +154,16 @@ def test_resting_steps_count_as_plain_ones() -> None:
     adaptive = policy(costs(start=50.0, level=50.0, node=20.0))
     conditions = Conditions(1, 64.0, is_sampled=False)
     for _ in range(200):
-        adaptive.prices.speed(conditions).add(3.0, 1.0)
+        adaptive.prices.steps(conditions).add(3.0, 1.0)
     for _ in range(200):
         step(adaptive)
-    assert adaptive.prices.speed(conditions).value < 1.1
-
-
-def promise(chance: float) -> np.ndarray:
-    """Of a single node."""
-    promises = np.zeros(FIRST_PROMISES.shape[1:])
-    promises[0, 0] = chance
-    return promises
-
-
-def test_what_few_have_promised_is_held_to_what_all_have() -> None:
-    """As far as chance explains the difference."""
-    assert held_to(0.5, 0.04, 0.9, count=0) == 0.5
-    assert held_to(0.5, 0.04, 0.5, count=8) == 0.5
-    assert held_to(0.5, 0.0, 0.9, count=1) == 0.9
-    for mean in (0.1, 0.9):
-        values = [held_to(0.5, 0.04, mean, count) for count in (1, 2, 8, 1000)]
-        assert values[0] == pytest.approx(0.5), "no more than two standard errors away"
-        assert abs(values[2] - 0.5) == pytest.approx(0.4 * (1 - LIKELY_CHANCE * 0.04 / (8 * 0.16)))
-        assert values[3] == pytest.approx(mean, abs=0.01)
-
-
-def test_sequences_are_believed_to_be_like_the_others() -> None:
-    """Until they have made drafts of their own that are clearly others; a try after a pause counts as several."""
-    price = Price(costs(start=0.1, level=50.0, node=0.1), 1.0, Conditions(1, 64.0, is_sampled=False))
-    rng = np.random.default_rng(0)
-    common = CommonPromises()
-    one, other = DraftHistory(common), DraftHistory(common)
-    for _ in range(NUM_COMMON):
-        one.add(promise(rng.uniform(0.4, 0.8)))
-    of_all = price.utility(common.latest).mean()
-    assert utilities_at(price, [one, other]) == pytest.approx([of_all, of_all])
-    other.own.add(promise(0.5))
-    other.price = None
-    assert utilities_at(price, [other]) == pytest.approx([of_all]), "one says little"
-    other.own.add(promise(0.0), 8)
-    other.price = None
-    assert utilities_at(price, [other])[0] < 0.1 * of_all
-    other.num_idle = 1
-    other.add(promise(1.0))
-    assert utilities_at(price, [other])[0] == pytest.approx((price.utility(promise(1.0)) * NUM_OF_A_TRY) / 8, rel=0.3)
-
-
-def test_beliefs_follow_a_change() -> None:
-    """The latest drafts of all are believed where they are clearly others than those before."""
-    price = Price(costs(start=0.1, level=50.0, node=0.1), 1.0, Conditions(1, 64.0, is_sampled=False))
-    common = CommonPromises()
-    for _ in range(NUM_COMMON):
-        common.add(promise(0.0))
-    other = DraftHistory(common)
-    assert utilities_at(price, [other]) == [common.utility(price)[0]] == [0.0]
-    for _ in range(NUM_RECENT - 1):
-        common.add(promise(0.8))
-    assert utilities_at(price, [other]) == [common.utility(price)[0]] == [0.0], "looked at now and then only"
-    common.add(promise(0.8))
-    assert common.utility(price)[0] == pytest.approx(0.79, abs=0.1)
-    assert utilities_at(price, [other]) == [common.utility(price)[0]]
-
-
-def test_beliefs_are_worked_out_once_for_each_price() -> None:
-    """And anew for another price, or after a draft."""
-    conditions = Conditions(1, 64.0, is_sampled=False)
-    cheap, dear = (Price(costs(start=0.1, level=50.0, node=node), 1.0, conditions) for node in (0.1, 5.0))
-    history = DraftHistory(CommonPromises())
-    first = utilities_at(cheap, [history])
-    history.own.add(promise(0.0), 8)  # unseen
-    assert utilities_at(cheap, [history]) == first
-    seen = utilities_at(dear, [history])
-    assert seen[0] < first[0]
-    history.add(np.ones(FIRST_PROMISES.shape[1:]))
-    assert utilities_at(dear, [history])[0] > seen[0]
-
-
-def test_lists_of_prices_are_what_the_costs_say() -> None:
-    """However far they are asked for, and in whatever order."""
-    step_costs = costs(start=3.0, level=2.0, node=0.5)
-    step_costs.parts["level"].per_sequence = 0.7
-    conditions = Conditions(4, 64.0, is_sampled=False)
-    price = Price(step_costs, 1.5, conditions)
-    for count in (3, 1, 40, 12):
-        nodes = price.rate * step_costs.ms("verify", 4, 4 + np.arange(count + 1.0), conditions)
-        assert price.verify.up_to(count) == pytest.approx(nodes)
-        owners = np.random.default_rng(count).integers(0, 4, count)
-        num_sequences = np.array([len(set(owners[: place + 1].tolist())) for place in range(count)])
-        assert num_different(owners, 4).tolist() == num_sequences.tolist()
-        expected = price.rate * step_costs.ms("level", num_sequences, np.arange(1.0, count + 1), conditions)
-        assert price.level(num_sequences) == pytest.approx(expected)
-
-
-def test_rows_that_fill_one_tile_have_a_price() -> None:
-    """In half precision the second row costs what the tenth does."""
-    tiled = costs(start=0.1, level=0.1, node=0.1)
-    tiled.parts["verify"].is_tiled = True
-    with np.errstate(all="raise"):
-        prices = [Price(tiled, 1.0, Conditions(batch_size, 64.0, is_sampled=False)) for batch_size in range(1, 40)]
-    assert all(0 < price.node < 0.5 for price in prices)
+    assert adaptive.prices.steps(conditions).pace.speed < 1.1
 
 
 def test_the_number_that_is_worth_most() -> None:
     assert num_best(np.array([1.0, 3.0, 2.0, 3.0]), 0.0) == 2
     assert num_best(np.array([1.0, 3.0]), 3.0) == 0
     assert num_best(np.zeros(0), -1.0) == 0
-
-
-def test_every_level_has_its_price() -> None:
-    """A draft is worth its levels down to where they stop paying, each for itself."""
-    price = Price(costs(start=0.1, level=3.0, node=0.1), 1.0, Conditions(1, 64.0, is_sampled=False))
-    promises = np.array([[0.9, 0.3], [0.8, 0.1], [0.25, 0.0]])
-    node, deeper = price.node, price.node + price.level_row
-    expected = 0.9 + 0.3 - 2 * node + 0.8 + 0.1 - 2 * deeper - price.level_sequence
-    assert price.utility(promises) == pytest.approx(expected)
-    assert deeper + price.level_sequence > 0.25
-
-
-def test_the_first_verified_row_may_cost_more_than_all_others() -> None:
-    """Drafts that promise less than that are worth nothing, those that promise more are worth the rest; where all draft they share
-    it, and where few do they pay it all."""
-    conditions = Conditions(4, 64.0, is_sampled=False)
-    jump = costs(start=0.1, level=50.0, node=0.1)
-    verify = jump.parts["verify"]
-    verify.knots, verify.values = [4.0, 8.0, 24.0], [10.0, 18.4, 20.0]
-    price = Price(jump, 1.0, conditions)
-    assert (price.node, price.any_node) == (pytest.approx(0.04), pytest.approx(3.2))
-    assert price.utility(np.array([[0.8]])) == 0.0
-    assert price.utility(np.array([[0.9]])) == pytest.approx(0.9 - 0.04 - 3.2 / 4)
-    assert price.starts[2] - price.starts[4] == pytest.approx(3.2 / 2, abs=0.05)
 
 
 def begun(adaptive: AdaptivePolicy, temperatures: list[float]) -> DraftPlan:

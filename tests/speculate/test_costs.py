@@ -82,6 +82,17 @@ def test_steps_that_draw_tokens_have_corrections_of_their_own_and_by_rows() -> N
     assert float(cost.ms(4, 4, when(4))) < float(cost.ms(4, 4, when(4, is_sampled=True)))
 
 
+def test_numbers_of_rows_that_lie_close_are_told_apart() -> None:
+    """Tiles of rows: 48 may cost more than was thought, 64 less."""
+    cost = fitted_cost(measured("verify"))
+    ratios = {16: 1.0, 48: 1.3, 64: 1.1}
+    for _ in range(60):
+        for num_rows, ratio in ratios.items():
+            cost.correct(Observation("verify", 4, num_rows, ratio * true_ms(4, num_rows)), when(4))
+    for num_rows, ratio in ratios.items():
+        assert float(cost.ms(4, num_rows, when(4))) == pytest.approx(ratio * true_ms(4, num_rows), rel=0.05)
+
+
 def test_one_outlier_moves_it_little() -> None:
     cost = PartCost([1.0, 2.0], [1.0, 1.5], 0.1)
     before = float(cost.ms(1, 1, when(1)))

@@ -1,0 +1,150 @@
+"""What time costs in tokens."""
+
+from itertools import groupby
+
+import numpy as np
+import pytest
+from step_costs import costs
+
+from eagle_rt.speculate.adaptive import num_different, verified
+from eagle_rt.speculate.costs import Conditions
+from eagle_rt.speculate.prices import FIRST_STAY, Pace, Price, PriceBook, RecentSteps, Stay, Verified
+
+
+@pytest.mark.parametrize(("node", "expected"), [(0.001, 4), (2.0, 2), (6.0, 1), (9.5, 0)])
+def test_as_many_nodes_are_verified_as_are_worth_their_row(node: float, expected: int) -> None:
+    """At 10 ms a plain step, a node of x ms has to be accepted with a probability of x / 10."""
+    price = Price(costs(0.1, 0.1, node), Pace(), Conditions(1, 64.0, is_sampled=False))
+    promises = np.array([0.9, 0.5, 0.1, 0.05])
+    assert np.count_nonzero(promises > price.node) == expected
+    assert price.node == pytest.approx(node / 10, rel=1e-3)
+
+
+def test_lists_of_prices_are_what_the_costs_say() -> None:
+    """However far they are asked for, and in whatever order."""
+    step_costs = costs(start=3.0, level=2.0, node=0.5)
+    step_costs.parts["level"].per_sequence = 0.7
+    conditions = Conditions(4, 64.0, is_sampled=False)
+    price = Price(step_costs, Pace(1.5), conditions)
+    for count in (3, 1, 40, 12):
+        nodes = price.rate * step_costs.ms("verify", 4, 4 + np.arange(count + 1.0), conditions)
+        assert price.verify.up_to(count) == pytest.approx(nodes)
+        owners = np.random.default_rng(count).integers(0, 4, count)
+        num_sequences = np.array([len(set(owners[: place + 1].tolist())) for place in range(count)])
+        assert num_different(owners, 4).tolist() == num_sequences.tolist()
+        expected = price.rate * step_costs.ms("level", num_sequences, np.arange(1.0, count + 1), conditions)
+        assert price.level(num_sequences) == pytest.approx(expected)
+
+
+def test_rows_that_fill_one_tile_have_a_price() -> None:
+    """In half precision the second row costs what the tenth does."""
+    tiled = costs(start=0.1, level=0.1, node=0.1)
+    tiled.parts["verify"].is_tiled = True
+    with np.errstate(all="raise"):
+        prices = [Price(tiled, Pace(), Conditions(batch_size, 64.0, is_sampled=False)) for batch_size in range(1, 40)]
+    assert all(0 < price.node < 0.5 for price in prices)
+
+
+def test_every_level_has_its_price() -> None:
+    """A draft is worth its levels down to where they stop paying, each for itself."""
+    price = Price(costs(start=0.1, level=3.0, node=0.1), Pace(), Conditions(1, 64.0, is_sampled=False))
+    promises = np.array([[0.9, 0.3], [0.8, 0.1], [0.25, 0.0]])
+    node, deeper = price.node, price.node + price.level_row
+    expected = 0.9 + 0.3 - 2 * node + 0.8 + 0.1 - 2 * deeper - price.level_sequence
+    assert price.utility(promises) == pytest.approx(expected)
+    assert deeper + price.level_sequence > 0.25
+
+
+def test_the_first_verified_row_may_cost_more_than_all_others() -> None:
+    """Drafts that promise less than that are worth nothing, those that promise more are worth the rest; where all draft they share
+    it, and where few do they pay it all."""
+    conditions = Conditions(4, 64.0, is_sampled=False)
+    jump = costs(start=0.1, level=50.0, node=0.1)
+    verify = jump.parts["verify"]
+    verify.knots, verify.values = [4.0, 8.0, 24.0], [10.0, 18.4, 20.0]
+    price = Price(jump, Pace(), conditions)
+    assert (price.node, price.any_node) == (pytest.approx(0.04), pytest.approx(3.2))
+    assert price.utility(np.array([[0.8]])) == 0.0
+    assert price.utility(np.array([[0.9]])) == pytest.approx(0.9 - 0.04 - 3.2 / 4)
+    assert price.starts[2] - price.starts[4] == pytest.approx(3.2 / 2, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("prices", "count", "last_chance"),
+    [
+        ([0.0, 0.25, 0.5, 0.75, 1.0], 3, 0.25),  # a line: what the next one costs
+        ([0.0, 0.5, 0.5, 0.5, 2.0], 3, 0.26),  # the next tile is dear: the last one would give way
+        ([0.0, 0.5, 0.5, 0.5, 0.5], 4, 0.1),  # more would cost nothing
+        ([5.0, 6.0, 7.0, 8.0, 9.0], 0, 1.0),
+        ([5.0, 5.95, 6.9, 7.85, 8.8], 0, 0.95),
+    ],
+)
+def test_the_last_node_that_is_worth_it(prices: list[float], count: int, last_chance: float) -> None:
+    """Its chance lies between those of the last one that is verified and of the best one that is not."""
+    found = verified(np.array([0.9, 0.6, 0.26, 0.1]), np.array(prices), count, rate=2.0)
+    assert found == Verified(count, pytest.approx((prices[count] - prices[0]) / 2.0), pytest.approx(last_chance))
+
+
+def test_nodes_that_cost_less_than_the_last_one_is_worth_are_worth_the_rest() -> None:
+    """Three nodes for 0.6 tokens, of which the last has a chance of 0.3: others must have more than that, and then pay 0.2."""
+    step_costs, conditions = costs(start=0.1, level=50.0, node=0.1), Conditions(1, 64.0, is_sampled=False)
+    cheap = Price(step_costs, Pace(verified=Verified(3.0, 6.0, 0.3)), conditions)
+    assert (cheap.node, cheap.node_paid, cheap.any_node) == (0.3, pytest.approx(0.2), 0.0)
+    assert cheap.utility(np.array([[0.5, 0.4, 0.25]])) == pytest.approx(0.3 + 0.2)
+    dear = Price(step_costs, Pace(verified=Verified(3.0, 15.0, 0.3)), conditions)
+    assert (dear.node, dear.node_paid, dear.any_node) == (0.3, 0.3, pytest.approx(0.6))
+    assert dear.utility(np.array([[0.9, 0.6, 0.25]])) == pytest.approx(0.6 + 0.3 - 0.6)
+
+
+def test_a_first_level_costs_what_its_head_reads() -> None:
+    step_costs = costs(start=1.0, level=50.0, node=0.1)
+    start = step_costs.parts["start"]
+    start.knots, start.values = [1.0, 101.0], [1.0, 11.0]
+    for rows_read in (1.0, 4.5):
+        price = Price(step_costs, Pace(rows_read=rows_read), Conditions(4, 64.0, is_sampled=False))
+        assert price.starts[4] == pytest.approx(price.rate * (1.0 + 0.1 * (4 * rows_read - 1.0)))
+
+
+def test_the_pace_is_that_of_the_latest_steps() -> None:
+    """What a sequence gains from a draft is asked of those that draft."""
+    steps = RecentSteps(Pace())
+    for _ in range(300):
+        steps.add(gained=1.5, plain=1.2, share_drafted=0.25, verified=Verified(6.0, 3.0, 0.2))
+        steps.add(gained=1.0, plain=1.0)
+    assert steps.pace.speed == pytest.approx(2.5 / 2.2, rel=0.01)
+    assert steps.pace.rows_read == pytest.approx(3.0, rel=0.01)
+    assert steps.pace.verified == Verified(pytest.approx(6.0), pytest.approx(3.0), pytest.approx(0.2))
+    book = PriceBook(costs(start=1.0, level=1.0, node=0.1))
+    book.steps(Conditions(4, 64.0, is_sampled=False)).add(1.5, 1.2, 1.0, Verified(6.0, 3.0, 0.2))
+    known, other = (book.steps(Conditions(size, 64.0, is_sampled=False)).pace for size in (4, 32))
+    assert (other.speed, other.rows_read) == (known.speed, known.rows_read)
+    assert known.verified is not None
+    assert other.verified is None, "of a batch of another size"
+
+
+def test_how_long_sequences_stay() -> None:
+    stay = Stay()
+    assert stay.steps_left == FIRST_STAY / 2
+    for _ in range(300):
+        for _ in range(25):
+            stay.add_step(num_sequences=4)
+        stay.add_end()
+    assert stay.steps_left == pytest.approx(50.0, rel=0.05)
+    for _ in range(100_000):
+        stay.add_step(num_sequences=4)
+    assert stay.steps_left > 1000, "nobody leaves any more"
+
+
+def test_prices_are_worked_out_anew_now_and_then() -> None:
+    """However long their batch size was not met."""
+    book = PriceBook(costs(start=1.0, level=1.0, node=0.1))
+    four, five = (Conditions(size, 64.0, is_sampled=False) for size in (4, 5))
+    prices = [book.at(four) for _ in range(200)]
+    runs = [len(list(run)) for _, run in groupby(prices, key=id)]
+    assert runs[:6] == [1, 2, 4, 8, 16, 32]
+    kept = book.at(four)
+    assert book.at(five) is not kept
+    assert book.at(four) is kept
+    for _ in range(40):
+        book.at(five)
+    assert book.at(four) is not kept
