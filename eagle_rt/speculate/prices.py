@@ -11,8 +11,9 @@ from eagle_rt.speculate.forest import Floats, Ints
 
 # Prices are worked out anew after so many steps, at first after each.
 STEPS_OF_A_PRICE = 32
-# Speeds over plain decoding: of how many plain steps the first one is a mean, and how much of them is remembered.
-FIRST_STEPS, SPEED_MEMORY = 2.0, 0.98
+# Speeds over plain decoding: of how many plain steps the first one is a mean; and how many steps are remembered of a single
+# sequence, and at least: steps of many sequences say more, and while the speed rises prices lag behind.
+FIRST_STEPS, STEPS_OF_ONE, LEAST_STEPS = 1.0, 50.0, 8.0
 # The rows of a typical step with drafts.
 ROWS_OF_A_SEQUENCE, MORE_ROWS = 4.0, 8.0
 # The rows of a sequence that a head reads before it drafts are what the step before has gained; so many, until that is known.
@@ -45,7 +46,8 @@ class Pace:
 class RecentSteps:
     """Moving means over the steps of similar batches. begin: what is believed before the first."""
 
-    def __init__(self, begin: Pace) -> None:
+    def __init__(self, begin: Pace, batch_size: float) -> None:
+        self._memory = 1.0 - 1.0 / max(LEAST_STEPS, STEPS_OF_ONE / batch_size**0.5)
         self._gained, self._plain = begin.speed * FIRST_STEPS, FIRST_STEPS
         self._rows, self._drafted = begin.rows_read * FIRST_STEPS, FIRST_STEPS
         self._verified = np.zeros(4)  # sums of its three numbers, and of their weights
@@ -53,13 +55,13 @@ class RecentSteps:
     def add(self, gained: float, plain: float, share_drafted: float = 0.0, verified: Verified | None = None) -> None:
         """A step gained so many tokens a sequence, where plain decoding would have gained the others in its time. share_drafted: of
         its sequences; the others gained one token each."""
-        self._gained = SPEED_MEMORY * self._gained + gained
-        self._plain = SPEED_MEMORY * self._plain + plain
+        self._gained = self._memory * self._gained + gained
+        self._plain = self._memory * self._plain + plain
         if share_drafted:
-            self._rows = SPEED_MEMORY * self._rows + gained - (1.0 - share_drafted)
-            self._drafted = SPEED_MEMORY * self._drafted + share_drafted
+            self._rows = self._memory * self._rows + gained - (1.0 - share_drafted)
+            self._drafted = self._memory * self._drafted + share_drafted
         if verified:
-            self._verified = SPEED_MEMORY * self._verified + [verified.num_nodes, verified.more_ms, verified.last_chance, 1.0]
+            self._verified = self._memory * self._verified + [verified.num_nodes, verified.more_ms, verified.last_chance, 1.0]
 
     @property
     def pace(self) -> Pace:
@@ -168,7 +170,7 @@ class PriceBook:
         if (size, is_sampled) not in self._steps:
             known = sorted(self._steps, key=lambda other: (other[1] != is_sampled, abs(other[0] - size)))
             nearest = self._steps[known[0]].pace if known else Pace()
-            self._steps[size, is_sampled] = RecentSteps(replace(nearest, verified=None))
+            self._steps[size, is_sampled] = RecentSteps(replace(nearest, verified=None), 2.0 ** (size - 1))
         return self._steps[size, is_sampled]
 
     def at(self, conditions: Conditions) -> Price:

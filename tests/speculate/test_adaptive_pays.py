@@ -100,10 +100,16 @@ class Replay:
     """A batch that is always full, served with the decisions of a policy."""
 
     def __init__(
-        self, model: str, policy: TreePolicy, texts: list[list[Forest]], batch_size: int, bounds: TreeShape | None
+        self,
+        model: str,
+        policy: TreePolicy,
+        texts: list[list[Forest]],
+        batch_size: int,
+        bounds: TreeShape | None,
+        seed: int = 7,
     ) -> None:
         self._policy, self._texts, self._bounds = policy, texts, bounds
-        self._clock, self._num_begun, self._reading_ms = Clock(model, 7), 0, 0.0
+        self._clock, self._num_begun, self._reading_ms = Clock(model, seed), 0, 0.0
         self._batch_size = batch_size
         self._running = [self._next() for _ in range(batch_size)]
         for index, state in enumerate(self._running):
@@ -214,10 +220,14 @@ def measured_costs(model: str) -> StepCosts:
 @pytest.mark.parametrize("batch_size", [1, 4, 16, 32])
 @pytest.mark.parametrize("model", list(TIMES))
 def test_adaptive_trees_pay(model: str, batch_size: int, sureness: float) -> None:
-    """At least 0.97 times no speculation and the best fixed tree, from the first step on, and where drafts hardly pay."""
+    """At least 0.97 times no speculation and the best fixed tree, from the first step on, and where drafts hardly pay: in the mean
+    over several noises, since which drafts are made first is left to chance."""
     texts, num_tokens = made_up_texts(sureness), max(1500, 120 * batch_size)
     none = Replay(model, FixedPolicy(None), texts, batch_size, None).speed(num_tokens)
     fixed = max(Replay(model, FixedPolicy(None), texts, batch_size, tree).speed(num_tokens) for tree in FIXED)
-    policy = AdaptivePolicy(measured_costs(model), AcceptanceEstimator(BOUNDS.num_steps), None)
-    adaptive = Replay(model, policy, texts, batch_size, BOUNDS).speed(num_tokens)
+    speeds = []
+    for seed in (7, 8, 9, 10):
+        policy = AdaptivePolicy(measured_costs(model), AcceptanceEstimator(BOUNDS.num_steps), None)
+        speeds.append(Replay(model, policy, texts, batch_size, BOUNDS, seed).speed(num_tokens))
+    adaptive = sum(speeds) / len(speeds)
     assert adaptive > 0.97 * max(none, fixed), (adaptive / none, fixed / none)

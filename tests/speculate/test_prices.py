@@ -107,7 +107,7 @@ def test_a_first_level_costs_what_its_head_reads() -> None:
 
 def test_the_pace_is_that_of_the_latest_steps() -> None:
     """What a sequence gains from a draft is asked of those that draft."""
-    steps = RecentSteps(Pace())
+    steps = RecentSteps(Pace(), batch_size=1)
     for _ in range(300):
         steps.add(gained=1.5, plain=1.2, share_drafted=0.25, verified=Verified(6.0, 3.0, 0.2))
         steps.add(gained=1.0, plain=1.0)
