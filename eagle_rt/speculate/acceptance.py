@@ -18,6 +18,9 @@ NUM_NEWTON_STEPS = 3
 NUM_BINS = 10
 # Beyond these, more confidence of the head says nothing more.
 MAX_LOGIT, MAX_TEMPERATURE, MIN_SCORE = 12.0, 2.0, -20.0
+# Inputs that all depths share: the logit for greedy sequences, for sampled ones, and times the temperature; the path's score; and
+# whether it is sampled, and at which temperature. A bias for each depth follows.
+GREEDY, SAMPLED, BY_TEMPERATURE, PATH, IF_SAMPLED, AT_TEMPERATURE = range(6)
 NUM_SHARED = 6
 # Fitted to 8,800 nodes that the built-in EAGLE-3 head drafted for the built-in prompts at temperatures from 0 to 1.3.
 DEFAULT_WEIGHTS = [1.0, 0.19, 0.5, 0.0, -0.77, 0.37, 0.01, 0.09, 0.18, 0.07, 0.10, 0.15]
@@ -82,12 +85,12 @@ class AcceptanceEstimator:
         temperatures = np.minimum(temperatures, MAX_TEMPERATURE)
         inputs = np.zeros((len(logits), len(self.weights)))
         is_sampled = temperatures > 0
-        inputs[:, 0] = np.where(is_sampled, 0.0, logits)
-        inputs[:, 1] = np.where(is_sampled, logits, 0.0)
-        inputs[:, 2] = logits * temperatures
-        inputs[:, 3] = np.maximum(parent_scores, MIN_SCORE)
-        inputs[:, 4] = is_sampled
-        inputs[:, 5] = temperatures
+        inputs[:, GREEDY] = np.where(is_sampled, 0.0, logits)
+        inputs[:, SAMPLED] = np.where(is_sampled, logits, 0.0)
+        inputs[:, BY_TEMPERATURE] = logits * temperatures
+        inputs[:, PATH] = np.maximum(parent_scores, MIN_SCORE)
+        inputs[:, IF_SAMPLED] = is_sampled
+        inputs[:, AT_TEMPERATURE] = temperatures
         inputs[np.arange(len(logits)), NUM_SHARED - 1 + np.minimum(depths, self.max_depth)] = 1.0
         return inputs
 
@@ -107,7 +110,7 @@ class AcceptanceEstimator:
     def of_level(self, depth: int, log_probs: Floats, parent_scores: Floats, slopes: Floats, offsets: Floats) -> Floats:
         """`log_probabilities` of nodes of one depth without writing down their inputs. slopes, offsets: [M] as `lines` gives them
         for the nodes' sequences, corrections added."""
-        path, bias = self.weights[3], self.weights[NUM_SHARED - 1 + min(depth, self.max_depth)]
+        path, bias = self.weights[PATH], self.weights[NUM_SHARED - 1 + min(depth, self.max_depth)]
         odds = slopes * logits_of(log_probs) + offsets + (path * np.maximum(parent_scores, MIN_SCORE) + bias)
         return -np.logaddexp(0.0, -odds)
 

@@ -21,7 +21,7 @@ from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.guard import Guard
 from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, bounds_of, expandable, verifiable
-from eagle_rt.speculate.prices import Price, PriceBook, Stay, Verified
+from eagle_rt.speculate.prices import Price, PriceBook, Stay, Verified, verified
 from eagle_rt.speculate.promises import (
     FIRST_CHANCES,
     FIRST_WAIT,
@@ -71,16 +71,11 @@ class AdaptivePolicy:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
             return False
         price = self.price(Conditions(max(1, batch_size), 64, is_sampled))
-        utility = self._common[is_sampled].utility(price)[0] - price.missed_row * num_rows / self.stay.steps_left
-        return price.batch_size * utility > price.starts[-1]
+        return price.pays(self._common[is_sampled].utility(price)[0] - price.missed_row * num_rows / self.stay.steps_left)
 
     def guard(self, conditions: Conditions) -> Guard:
         """Of batches of about this size."""
         return self._guards.setdefault((conditions.batch_size.bit_length(), conditions.is_sampled), Guard())
-
-    def pays(self, price: Price, promises: Floats) -> bool:
-        """Whether it would pay to draft for a whole batch of sequences of such promise."""
-        return bool(price.batch_size * price.utility(promises).mean() > price.starts[-1])
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         self.stay.add_step(len(sequences))
@@ -187,7 +182,7 @@ class AdaptivePlan:
             history.num_idle += 1 + policy.num_rested
             if history.num_idle >= history.wait:
                 due.append(index)
-        if due and policy.pays(price, HOPED_FOR):
+        if due and price.pays(price.utility(HOPED_FOR).mean()):
             for index in due:
                 cost = reading[index] + price.starts[len(drafters) + 1] - price.starts[len(drafters)] + price.node
                 if policy.affords(cost / price.rate):
@@ -264,7 +259,7 @@ class AdaptivePlan:
             history = policy.history(self._sequences[index])
             history.add(promises[index])
             if history.num_idle:
-                has_failed = not policy.pays(self._price, history.own.latest[: history.own.num_known])
+                has_failed = not self._price.pays(self._price.utility(history.own.latest[: history.own.num_known]).mean())
                 history.wait = min(LONGEST_WAIT, 2 * history.wait) if has_failed else FIRST_WAIT
                 history.num_idle = 0
 
@@ -308,14 +303,6 @@ def num_best(worth: Floats, of_none: float) -> int:
     """How many to take, where the first 1, 2, ... together are worth so much and none at all `of_none`."""
     best = int(worth.argmax()) if len(worth) else -1
     return best + 1 if best >= 0 and worth[best] > of_none else 0
-
-
-def verified(chances: Floats, prices: Floats, count: int, rate: float) -> Verified:
-    """The first `count` nodes of these, best first. The last one that is worth it is as good as what more of them would cost."""
-    more = prices[count + 1 :] - prices[count]
-    next_price = (more / np.arange(1, len(more) + 1)).min(initial=1.0)
-    least, most = chances[count] if count < len(chances) else 0.0, chances[count - 1] if count else 1.0
-    return Verified(count, float(prices[count] - prices[0]) / rate, float(min(most, max(least, next_price))))
 
 
 def num_different(owners: Ints, batch_size: int) -> Ints:

@@ -9,8 +9,6 @@ import numpy as np
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Floats, Ints
 
-# Prices are worked out anew after so many steps, at first after each.
-STEPS_OF_A_PRICE = 32
 # Speeds over plain decoding: of how many plain steps the first one is a mean; and how many steps are remembered of a single
 # sequence, and at least: steps of many sequences say more, and while the speed rises prices lag behind.
 FIRST_STEPS, STEPS_OF_ONE, LEAST_STEPS = 1.0, 50.0, 8.0
@@ -33,6 +31,15 @@ class Verified:
     last_chance: float
 
 
+def verified(chances: Floats, prices: Floats, count: int, rate: float) -> Verified:
+    """The first `count` of nodes with these chances, best first, where the first 0, 1, ... cost so many tokens at a rate of tokens
+    per millisecond. The last one that is worth it is as good as what more of them would cost."""
+    more = prices[count + 1 :] - prices[count]
+    next_price = (more / np.arange(1, len(more) + 1)).min(initial=1.0)
+    least, most = chances[count] if count < len(chances) else 0.0, chances[count - 1] if count else 1.0
+    return Verified(count, float(prices[count] - prices[0]) / rate, float(min(most, max(least, next_price))))
+
+
 @dataclass(frozen=True)
 class Pace:
     """What similar steps have come to lately. speed: over that of plain decoding; rows_read: tokens that a sequence gains from a
@@ -43,11 +50,16 @@ class Pace:
     verified: Verified | None = None
 
 
+def steps_of(batch_size: float) -> float:
+    """How many steps of such batches say enough."""
+    return max(LEAST_STEPS, STEPS_OF_ONE / batch_size**0.5)
+
+
 class RecentSteps:
     """Moving means over the steps of similar batches. begin: what is believed before the first."""
 
     def __init__(self, begin: Pace, batch_size: float) -> None:
-        self._memory = 1.0 - 1.0 / max(LEAST_STEPS, STEPS_OF_ONE / batch_size**0.5)
+        self._memory = 1.0 - 1.0 / steps_of(batch_size)
         self._gained, self._plain = begin.speed * FIRST_STEPS, FIRST_STEPS
         self._rows, self._drafted = begin.rows_read * FIRST_STEPS, FIRST_STEPS
         self._verified = np.zeros(4)  # sums of its three numbers, and of their weights
@@ -145,6 +157,10 @@ class Price:
         of_none, of_one = self._level_of_none.up_to(count)[1:], self._level_of_one.up_to(count)[1:]
         return of_none + num_sequences * (of_one - of_none)
 
+    def pays(self, utility: float) -> bool:
+        """Whether it would pay to draft for a whole batch of sequences whose drafts are worth so much each."""
+        return bool(self.batch_size * utility > self.starts[-1])
+
     def utility(self, promises: Floats) -> Floats:
         """Expected tokens of drafts of such promise [..., D, R] beyond the price of their nodes and of levels past the first."""
         gains = promises - self.node
@@ -180,7 +196,7 @@ class PriceBook:
         price, due, num_steps = self._prices.get(key, (None, 0, 0))
         if price is None or self._num_steps >= due:
             price = Price(self._costs, self.steps(conditions).pace, conditions)
-            num_steps = min(STEPS_OF_A_PRICE, max(1, 2 * num_steps))
+            num_steps = min(int(steps_of(conditions.batch_size)), max(1, 2 * num_steps))
             self._prices[key] = price, self._num_steps + num_steps, num_steps
         return price
 

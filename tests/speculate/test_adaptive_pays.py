@@ -222,11 +222,11 @@ def measured_costs(model: str) -> StepCosts:
 def test_adaptive_trees_pay(model: str, batch_size: int, sureness: float) -> None:
     """At least 0.97 times no speculation and the best fixed tree, from the first step on, and where drafts hardly pay: in the mean
     over several noises, since which drafts are made first is left to chance."""
-    texts, num_tokens = made_up_texts(sureness), max(1500, 120 * batch_size)
+    texts, num_tokens = made_up_texts(sureness), max(3000, 240 * batch_size)
     none = Replay(model, FixedPolicy(None), texts, batch_size, None).speed(num_tokens)
     fixed = max(Replay(model, FixedPolicy(None), texts, batch_size, tree).speed(num_tokens) for tree in FIXED)
     speeds = []
-    for seed in (7, 8, 9, 10):
+    for seed in (7, 8, 9):
         policy = AdaptivePolicy(measured_costs(model), AcceptanceEstimator(BOUNDS.num_steps), None)
         speeds.append(Replay(model, policy, texts, batch_size, BOUNDS, seed).speed(num_tokens))
     adaptive = sum(speeds) / len(speeds)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from step_costs import costs
 
-from eagle_rt.speculate.adaptive import num_different, verified
+from eagle_rt.speculate.adaptive import num_different
 from eagle_rt.speculate.costs import Conditions
-from eagle_rt.speculate.prices import FIRST_STAY, Pace, Price, PriceBook, RecentSteps, Stay, Verified
+from eagle_rt.speculate.prices import FIRST_STAY, Pace, Price, PriceBook, RecentSteps, Stay, Verified, verified
 
 
 @pytest.mark.parametrize(("node", "expected"), [(0.001, 4), (2.0, 2), (6.0, 1), (9.5, 0)])
@@ -141,7 +141,7 @@ def test_prices_are_worked_out_anew_now_and_then() -> None:
     four, five = (Conditions(size, 64.0, is_sampled=False) for size in (4, 5))
     prices = [book.at(four) for _ in range(200)]
     runs = [len(list(run)) for _, run in groupby(prices, key=id)]
-    assert runs[:6] == [1, 2, 4, 8, 16, 32]
+    assert runs[:6] == [1, 2, 4, 8, 16, 25]
     kept = book.at(four)
     assert book.at(five) is not kept
     assert book.at(four) is kept
