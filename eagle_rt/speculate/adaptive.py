@@ -70,7 +70,7 @@ class AdaptivePolicy:
     def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
             return False
-        price = self.price(Conditions(max(1, batch_size), 64, is_sampled))
+        price = self.prices.at(Conditions(max(1, batch_size), 64, is_sampled))
         return price.pays(self._common[is_sampled].utility(price)[0] - price.missed_row * num_rows / self.stay.steps_left)
 
     def guard(self, conditions: Conditions) -> Guard:
@@ -111,9 +111,6 @@ class AdaptivePolicy:
             history = self._histories[sequence.id] = DraftHistory(self._common[sequence.temperature > 0])
         return history
 
-    def price(self, conditions: Conditions) -> Price:
-        return self.prices.at(conditions)
-
 
 class RestingPlan(FixedPlan):
     """Of a step without drafts of which nothing is learned."""
@@ -137,7 +134,7 @@ class AdaptivePlan:
         self._conditions = conditions_of(sequences)
         self._bounds = bounds_of(tuple(sequence.bounds for sequence in sequences))
         self.drafters: list[int] = []
-        self._price = policy.price(self._conditions)
+        self._price = policy.prices.at(self._conditions)
         self._teaches = True
         self._verified: Verified | None = None
         if may_draft:

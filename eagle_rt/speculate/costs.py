@@ -19,6 +19,8 @@ ROWS_MEMORY, OTHERS_MEMORY, HELD_BY = 0.97, 0.998, 4.0
 LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST = 1.5, 4.0, 8
 # Of numbers of rows; and how many measurements are taken before what they say is looked at.
 NUM_PLACES, MOST_UNREAD = 28, 4
+# Costs of single sizes that are remembered.
+MOST_KNOWN = 4096
 PLACES = np.arange(NUM_PLACES)
 # How many rows products are made with, where they are filled up to whole tiles.
 TILED_ROWS = np.array([tiled_rows(num_rows) for num_rows in range(2 ** (NUM_PLACES // 2))], dtype=np.float64)
@@ -127,6 +129,8 @@ class PartCost:
             nearest = self._nearest(conditions)
             correction = self.corrections[conditions.bucket] = Correction(nearest.common if nearest else 0.0)
         size = observation.batch_size, observation.num_rows
+        if len(self._known) == MOST_KNOWN:
+            self._known.clear()
         if size not in self._known:
             rows = filled_up(np.asarray(float(observation.num_rows)), self.is_tiled)
             self._known[size] = int(rows), max(1e-6, float(self.uncorrected(observation.batch_size, rows)))

@@ -4,6 +4,8 @@
 # them over so many steps are stopped for a while, which doubles while they go on failing.
 DRAFTS_A_PLAIN_STEP, DRAFTS_A_PLAIN_STEP_WHERE_CLEAR, CLEAR_GAIN = 16, 64, 1.1
 GUARD_MEMORY, NUM_JUDGED, LEAST_GAIN, FIRST_BAN, LONGEST_BAN = 0.97, 16, 0.95, 32, 512
+# So many steps without drafts are a pause.
+PAUSE = 8
 
 
 class Guard:
@@ -11,27 +13,23 @@ class Guard:
 
     def __init__(self) -> None:
         self._sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
-        self._num_drafted, self._latest = 0, [0.0, 0.0]  # since they were judged
-        self._since_plain = DRAFTS_A_PLAIN_STEP - 4
+        self._num_drafted = 0  # since they were judged
+        self._since_plain, self._since_drafted = DRAFTS_A_PLAIN_STEP - 4, 0
         self._num_banned, self._ban = 0, FIRST_BAN
 
     def saw(self, drafted: bool, tokens: float, ms: float) -> None:
-        """What a step gained, in what time."""
+        """What a step gained, in what time. Drafts after a pause are judged by themselves: those of before were for other texts."""
+        if drafted and self._since_drafted >= PAUSE:
+            self._sums[True], self._num_drafted = [0.0, 0.0], 0
         sums = self._sums[drafted]
         sums[0], sums[1] = GUARD_MEMORY * sums[0] + tokens, GUARD_MEMORY * sums[1] + ms
-        if drafted:
-            self._num_drafted += 1
-            self._latest[0] += tokens
-            self._latest[1] += ms
-        self._since_plain = self._since_plain + 1 if drafted else 0
+        self._num_drafted += drafted
+        self._since_plain, self._since_drafted = (self._since_plain + 1, 0) if drafted else (0, self._since_drafted + 1)
 
     def gain(self) -> float | None:
         """Speed with drafts over speed without, as far as both are known."""
-        return self._gain_of(self._sums[True])
-
-    def _gain_of(self, drafted: list[float]) -> float | None:
-        (tokens, ms), (plain, plain_ms) = drafted, self._sums[False]
-        return tokens / ms * plain_ms / plain if ms and plain else None
+        (drafted, drafted_ms), (plain, plain_ms) = self._sums[True], self._sums[False]
+        return drafted / drafted_ms * plain_ms / plain if drafted_ms and plain else None
 
     def allows_drafts(self) -> bool:
         """Asked once for every step that would draft."""
@@ -43,10 +41,8 @@ class Guard:
         if self._since_plain >= (DRAFTS_A_PLAIN_STEP_WHERE_CLEAR if is_clear else DRAFTS_A_PLAIN_STEP):
             return False
         if gain is not None and self._num_drafted >= NUM_JUDGED:
-            latest = self._gain_of(self._latest)
-            self._num_drafted, self._latest = 0, [0.0, 0.0]
-            # Those of before may have been for other requests, and few may be poor by chance.
-            if latest is not None and max(gain, latest) < LEAST_GAIN:
+            self._num_drafted = 0
+            if gain < LEAST_GAIN:
                 self._num_banned, self._ban = self._ban, min(LONGEST_BAN, 2 * self._ban)
                 self._sums[True] = [0.0, 0.0]
                 return False

@@ -16,7 +16,7 @@ from eagle_rt.speculate.adaptive import (
 )
 from eagle_rt.speculate.costs import Conditions, Observation, StepCosts
 from eagle_rt.speculate.forest import Candidates, no_candidates
-from eagle_rt.speculate.guard import DRAFTS_A_PLAIN_STEP, FIRST_BAN, Guard
+from eagle_rt.speculate.guard import DRAFTS_A_PLAIN_STEP, FIRST_BAN, PAUSE, Guard
 from eagle_rt.speculate.policy import DraftPlan, StepRecord
 from eagle_rt.speculate.prices import Pace, Price
 from eagle_rt.speculate.promises import (
@@ -53,20 +53,14 @@ def test_drafts_that_gain_go_on() -> None:
     assert sum(little) == pytest.approx(1000 * DRAFTS_A_PLAIN_STEP / (DRAFTS_A_PLAIN_STEP + 1), rel=0.02)
 
 
-def test_drafts_that_gain_are_not_stopped_for_what_was_before() -> None:
-    """Other requests' drafts may have failed."""
-    guard = Guard()
-    for _ in range(40):
-        guard.saw(drafted=True, tokens=0.5, ms=1.0)
-        guard.saw(drafted=False, tokens=1.0, ms=1.0)
-    guard.allows_drafts()
-    drive(guard, 0.5, 1.0, 1)
-    later = Guard()
-    for speed in (0.7, 1.3):
-        for _ in range(17):
-            later.saw(drafted=True, tokens=speed, ms=1.0)
-            later.saw(drafted=False, tokens=1.0, ms=1.0)
-    assert sum(drive(later, 1.3, 1.0, 40)) > 30
+def test_drafts_after_a_pause_are_judged_by_themselves() -> None:
+    """Those of before were for other texts."""
+    for num_plain, is_judged_anew in ((PAUSE, True), (PAUSE - 1, False)):
+        guard = Guard()
+        for drafted, speed, times in ((True, 0.3, 15), (False, 1.0, num_plain), (True, 1.2, 20)):
+            for _ in range(times):
+                guard.saw(drafted, speed, 1.0)
+        assert guard.allows_drafts() == is_judged_anew
 
 
 def test_the_guard_follows_a_change() -> None:
@@ -79,7 +73,7 @@ def test_the_guard_follows_a_change() -> None:
 def test_a_first_level_is_the_cheaper_the_more_share_it() -> None:
     """Of promises too small for one of the batch to pay for a level, all together do."""
     shared = policy(costs(start=3.0, level=50.0, node=0.1))
-    price = shared.price(Conditions(8, 64.0, is_sampled=False))
+    price = shared.prices.at(Conditions(8, 64.0, is_sampled=False))
     promises = np.array([[0.5], [0.0]])
     assert price.utility(promises) < price.starts[1]
     assert price.pays(price.utility(promises).mean())
