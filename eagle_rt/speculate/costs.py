@@ -104,7 +104,8 @@ class PartCost:
     per_sequence: float
     is_tiled: bool = False
     corrections: dict[tuple[int, int, bool], Correction] = field(default_factory=dict)
-    _known: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)  # rows filled up, and uncorrected ms
+    # Of single sizes: rows filled up, and uncorrected milliseconds.
+    _known: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def ms(self, num_sequences: Ints | int, num_rows: Floats | float, conditions: Conditions) -> Floats:
         """Of a part with so many sequences and rows, in a step of these conditions."""

@@ -40,6 +40,22 @@ def verified(chances: Floats, prices: Floats, count: int, rate: float) -> Verifi
     return Verified(count, float(prices[count] - prices[0]) / rate, float(min(most, max(least, next_price))))
 
 
+def typical_rows(costs: StepCosts, batch_size: int) -> Floats:
+    """[3] of a step without drafts, of one with a draft for each sequence, and of a typical one."""
+    rows = np.array([batch_size, 2.0 * batch_size, ROWS_OF_A_SEQUENCE * batch_size + MORE_ROWS])
+    rows[1:] = costs.filled_up(rows[1:])
+    return rows
+
+
+def first_verified(costs: StepCosts, rate: float, conditions: Conditions) -> Verified:
+    """Where nothing was verified yet: what one more row costs is a mean over as many as a step has, that of the very next one would
+    be lost in noise. But the first of all may cost more than all others."""
+    rows = typical_rows(costs, conditions.batch_size)
+    verify = costs.ms("verify", conditions.batch_size, rows, conditions).tolist()
+    means = [(verify[2] - verify[place]) / (rows[2] - rows[place]) for place in (0, 1) if rows[place] < rows[2]]
+    return Verified(float(rows[2] - rows[0]), verify[2] - verify[0], rate * min(means))
+
+
 @dataclass(frozen=True)
 class Pace:
     """What similar steps have come to lately. speed: over that of plain decoding; rows_read: tokens that a sequence gains from a
@@ -108,17 +124,12 @@ class Price:
 
     def __init__(self, costs: StepCosts, pace: Pace, conditions: Conditions) -> None:
         batch_size = conditions.batch_size
-        # Where nothing was verified yet, what one more row costs is a mean over as many as a step has: that of the very next one
-        # would be lost in noise. But the first of all may cost more than all others.
-        rows = np.array([batch_size, 2.0 * batch_size, ROWS_OF_A_SEQUENCE * batch_size + MORE_ROWS])
-        rows[1:] = costs.filled_up(rows[1:])
-        verify, level = (costs.ms(part, batch_size, rows, conditions).tolist() for part in ("verify", "level"))
+        rows = typical_rows(costs, batch_size)
+        level = costs.ms("level", batch_size, rows, conditions).tolist()
+        self.plain_ms = float(costs.ms("verify", batch_size, batch_size, conditions))
         # No tree is worth less than plain decoding.
-        self.plain_ms: float = verify[0]
         self.rate = max(1.0, pace.speed) * batch_size / self.plain_ms
-        means = [(verify[2] - verify[place]) / (rows[2] - rows[place]) for place in (0, 1) if rows[place] < rows[2]]
-        first = Verified(float(rows[2] - rows[0]), verify[2] - verify[0], self.rate * min(means))
-        self._price_nodes(pace.verified or first)
+        self._price_nodes(pace.verified or first_verified(costs, self.rate, conditions))
         self.level_row = self.rate * (level[2] - level[0]) / (rows[2] - rows[0])
         self.level_sequence = self.rate * level[0] / batch_size
         self.batch_size = batch_size
