@@ -17,7 +17,7 @@ PRIOR_STRENGTH = 8.0
 NUM_NEWTON_STEPS = 3
 NUM_BINS = 10
 # Beyond these, more confidence of the head says nothing more.
-MAX_LOGIT, MAX_TEMPERATURE, MIN_SCORE = 12.0, 2.0, -20.0
+LEAST_LOG_PROB, MOST_LOG_PROB, MAX_TEMPERATURE, MIN_SCORE = -12.0, -6e-6, 2.0, -20.0
 # Inputs that all depths share: the logit for greedy sequences, for sampled ones, and times the temperature; the path's score; and
 # whether it is sampled, and at which temperature. A bias for each depth follows.
 GREEDY, SAMPLED, BY_TEMPERATURE, PATH, IF_SAMPLED, AT_TEMPERATURE = range(6)
@@ -94,9 +94,9 @@ class AcceptanceEstimator:
         inputs[np.arange(len(logits)), NUM_SHARED - 1 + np.minimum(depths, self.max_depth)] = 1.0
         return inputs
 
-    def log_probabilities(self, inputs: Floats, corrections: Floats) -> Floats:
-        """[M] log P(chosen | parent chosen); corrections: [M] added to the logits."""
-        return -np.logaddexp(0.0, -(inputs @ self.weights + corrections))
+    def probabilities(self, inputs: Floats, corrections: Floats) -> Floats:
+        """[M] P(chosen | parent chosen); corrections: [M] added to the logits."""
+        return logistic(inputs @ self.weights + corrections)
 
     def lines(self, temperatures: Floats) -> tuple[Floats, Floats]:
         """[B] each: what the logits of the head's probabilities are multiplied by for sequences of such temperatures, and what is
@@ -108,11 +108,10 @@ class AcceptanceEstimator:
         return slopes, if_sampled * is_sampled + at_temperature * temperatures
 
     def of_level(self, depth: int, log_probs: Floats, parent_scores: Floats, slopes: Floats, offsets: Floats) -> Floats:
-        """`log_probabilities` of nodes of one depth without writing down their inputs. slopes, offsets: [M] as `lines` gives them
+        """`probabilities` of nodes of one depth without writing down their inputs. slopes, offsets: [M] as `lines` gives them
         for the nodes' sequences, corrections added."""
         path, bias = self.weights[PATH], self.weights[NUM_SHARED - 1 + min(depth, self.max_depth)]
-        odds = slopes * logits_of(log_probs) + offsets + (path * np.maximum(parent_scores, MIN_SCORE) + bias)
-        return -np.logaddexp(0.0, -odds)
+        return logistic(slopes * logits_of(log_probs) + offsets + (path * np.maximum(parent_scores, MIN_SCORE) + bias))
 
     def observe(self, inputs: Floats, labels: Floats) -> None:
         """Nodes whose parents were chosen, and whether they were."""
@@ -132,7 +131,7 @@ class AcceptanceEstimator:
         inputs, labels = self._inputs[: self._num_seen], self._labels[: self._num_seen]
         weights = self.weights
         for _ in range(NUM_NEWTON_STEPS):
-            p = 1 / (1 + np.exp(-(inputs @ weights).clip(-30, 30)))
+            p = logistic(inputs @ weights)
             gradient = inputs.T @ (p - labels) + PRIOR_STRENGTH * (weights - self._start)
             curvature = (inputs * (p * (1 - p))[:, None]).T @ inputs + PRIOR_STRENGTH * np.eye(len(weights))
             weights = weights - np.linalg.solve(curvature, gradient)
@@ -142,5 +141,10 @@ class AcceptanceEstimator:
 
 def logits_of(log_probs: Floats) -> Floats:
     """log(p / (1 - p)) of log(p), no larger than is worth telling apart."""
-    log_probs = np.minimum(log_probs, -1e-6)
-    return np.minimum(np.maximum(log_probs - np.log(-np.expm1(log_probs)), -MAX_LOGIT), MAX_LOGIT)
+    log_probs = np.minimum(np.maximum(log_probs, LEAST_LOG_PROB), MOST_LOG_PROB)
+    return log_probs - np.log(-np.expm1(log_probs))
+
+
+def logistic(logits: Floats) -> Floats:
+    """1 / (1 + exp(-logits)), which overflows for no logit."""
+    return 0.5 + 0.5 * np.tanh(0.5 * logits)

@@ -20,7 +20,7 @@ from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.guard import Guard
-from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, bounds_of, expandable, verifiable
+from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, best_of_each, bounds_of
 from eagle_rt.speculate.prices import Price, PriceBook, Stay, Verified, verified
 from eagle_rt.speculate.promises import (
     FIRST_CHANCES,
@@ -32,11 +32,14 @@ from eagle_rt.speculate.promises import (
     utilities_at,
 )
 from eagle_rt.speculate.sequences import HostSequence
+from eagle_rt.tree_shape import TreeShape
 
 # After a step in which nothing was worth drafting some go without asking: the more, the longer that lasts, but only a few where
 # drafts would have been worth it at such a share of their price. One in so many is learned from, since such steps are short.
 HOPELESS = 0.8
 MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31, 3, 8
+# After one in which all drafted, which was worth so many times its price, some do so without asking.
+CLEARLY_WORTH_IT, NUM_UNASKED = 1.25, 3
 # Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth: that takes time itself.
 NUM_FIRST_LESSONS, STEPS_A_LESSON = 64, 4
 # Prices of a node, in units of its parent's chance, for which the gain from children is remembered; and how fast it is forgotten.
@@ -55,7 +58,11 @@ class AdaptivePolicy:
         self.costs, self.estimator, self.prices, self.stay = costs, estimator, PriceBook(costs), Stay()
         self.calibration = estimator.calibration
         self.allowance_ms, self.num_drafted_steps = 0.0, 0
-        self.num_resting = self.num_rested = self.resting_size = 0
+        # For how many steps of how many sequences the last decision, all draft or none does, holds without asking; and how many
+        # rested after the one before.
+        self.num_unasked = self.unasked_size = self.num_rested = 0
+        self.all_draft = False
+        self._members: Members | None = None
         self._max_batch_size = max_batch_size
         self._histories: dict[str, DraftHistory] = {}
         self._guards: dict[tuple[int, bool], Guard] = {}
@@ -82,12 +89,14 @@ class AdaptivePolicy:
         is_too_large = self._max_batch_size is not None and len(sequences) > self._max_batch_size
         if is_too_large or not any(sequence.bounds for sequence in sequences):
             return RestingPlan(self, sequences)
-        if self.num_resting == 0 or self.resting_size != len(sequences):
-            return AdaptivePlan(self, sequences, num_missing, may_draft=True)
-        self.num_resting -= 1
-        if self.num_resting % RESTING_STEPS_A_LESSON:
+        if self.num_unasked == 0 or self.unasked_size != len(sequences):
+            return AdaptivePlan(self, sequences, num_missing, None)
+        self.num_unasked -= 1
+        if self.all_draft:
+            return AdaptivePlan(self, sequences, num_missing, list(range(len(sequences))))
+        if self.num_unasked % RESTING_STEPS_A_LESSON:
             return RestingPlan(self, sequences)
-        return AdaptivePlan(self, sequences, num_missing, may_draft=False)
+        return AdaptivePlan(self, sequences, num_missing, [])
 
     def allow_tries(self, step_ms: float) -> None:
         """Some of the time goes into drafts of sequences that do not draft otherwise."""
@@ -103,13 +112,47 @@ class AdaptivePolicy:
     def forget(self, sequence_id: str) -> None:
         self._histories.pop(sequence_id, None)
         self.stay.add_end()
-        self.num_resting = self.num_rested = 0  # another may take its place
+        self.num_unasked = self.num_rested = 0  # another may take its place
 
     def history(self, sequence: HostSequence) -> DraftHistory:
         history = self._histories.get(sequence.id)
         if history is None:
             history = self._histories[sequence.id] = DraftHistory(self._common[sequence.temperature > 0])
         return history
+
+    def members(self, sequences: Sequence[HostSequence]) -> "Members":
+        """The same ones from step to step, until one leaves."""
+        key = [(sequence.id, sequence.bounds) for sequence in sequences]
+        if self._members is None or self._members.key != key:
+            self._members = Members(key, sequences, [self.history(sequence) for sequence in sequences])
+            self._members.estimate(self.estimator)
+        return self._members
+
+
+class Members:
+    """What the decisions for a batch of sequences need to know of them. [B] each.
+
+    kinds: 0 for greedy and 1 for sampled sequences, and `kind` where all are alike. slopes, offsets: of the estimator's lines, with
+    each one's own correction.
+    """
+
+    def __init__(
+        self, key: list[tuple[str, TreeShape | None]], sequences: Sequence[HostSequence], histories: list[DraftHistory]
+    ) -> None:
+        self.key, self.histories = key, histories
+        self.bounds = bounds_of(tuple(sequence.bounds for sequence in sequences))
+        self.least_top_k, self.most_steps = int(self.bounds.top_ks.min()), int(self.bounds.num_steps.max())
+        self.may_all_grow_to = int(self.bounds.num_steps.min())
+        self.fewest_drafts = int(self.bounds.most_drafts.min())
+        self.temperatures = np.array([sequence.temperature for sequence in sequences])
+        self.kinds = (self.temperatures > 0).astype(np.int64)
+        self.kind = int(self.kinds[0]) if (self.kinds == self.kinds[0]).all() else None
+
+    def estimate(self, estimator: AcceptanceEstimator) -> None:
+        """As the estimator and the corrections are now."""
+        self.corrections = np.array([history.correction for history in self.histories])
+        self.slopes, self.offsets = estimator.lines(self.temperatures)
+        self.offsets += self.corrections
 
 
 class RestingPlan(FixedPlan):
@@ -128,37 +171,33 @@ class AdaptivePlan:
     """The decisions of one step, and what is learned from it."""
 
     def __init__(
-        self, policy: AdaptivePolicy, sequences: Sequence[HostSequence], num_missing: Sequence[int], may_draft: bool
+        self,
+        policy: AdaptivePolicy,
+        sequences: Sequence[HostSequence],
+        num_missing: Sequence[int],
+        drafters: list[int] | None,
     ) -> None:
+        """drafters: those that draft, None where that is to be decided."""
         self._policy, self._sequences = policy, sequences
+        self._members = policy.members(sequences)
         self._conditions = conditions_of(sequences)
-        self._bounds = bounds_of(tuple(sequence.bounds for sequence in sequences))
-        self.drafters: list[int] = []
         self._price = policy.prices.at(self._conditions)
         self._teaches = True
         self._verified: Verified | None = None
-        if may_draft:
-            self.drafters = self._choose_drafters(self._price, num_missing)
-            if self.drafters and not policy.guard(self._conditions).allows_drafts():
-                self.drafters = []
+        self.drafters = self._choose_drafters(self._price, num_missing) if drafters is None else drafters
+        if self.drafters and not policy.guard(self._conditions).allows_drafts():
+            self.drafters = []
         if self.drafters:
             policy.num_drafted_steps += 1
             is_due = policy.num_drafted_steps <= NUM_FIRST_LESSONS or policy.num_drafted_steps % STEPS_A_LESSON == 0
-            histories = [policy.history(sequence) for sequence in sequences]
-            self._teaches = is_due or any(histories[index].num_idle for index in self.drafters)
-            self._temperatures = np.array([sequence.temperature for sequence in sequences])
-            self._is_sampled = (self._temperatures > 0).astype(np.int64)
-            self._num_sampled = int(self._is_sampled.sum())
-            self._corrections = np.array([history.correction for history in histories])
-            self._slopes, self._offsets = policy.estimator.lines(self._temperatures)
-            self._offsets += self._corrections
+            self._teaches = is_due or any(self._members.histories[index].num_idle for index in self.drafters)
 
     def _choose_drafters(self, price: Price, num_missing: Sequence[int]) -> list[int]:
         """Those sequences whose drafts together gain most beyond the price of a first level, which is the cheaper the more share
         it; and tries, of those that nearly do and of others."""
-        policy, sequences = self._policy, self._sequences
+        policy, sequences, histories = self._policy, self._sequences, self._members.histories
         indices = [index for index, sequence in enumerate(sequences) if sequence.bounds]
-        utilities = dict(zip(indices, utilities_at(price, [policy.history(sequences[index]) for index in indices]), strict=True))
+        utilities = dict(zip(indices, utilities_at(price, [histories[index] for index in indices]), strict=True))
         reading = {index: price.missed_row * max(0.0, num_missing[index] - price.rows_read) for index in indices}
         steps_left = policy.stay.steps_left
         for index in indices:
@@ -175,7 +214,7 @@ class AdaptivePlan:
         drafters = indices[:num_drafters]
         due = []
         for index in indices[num_drafters:]:
-            history = policy.history(sequences[index])
+            history = histories[index]
             history.num_idle += 1 + policy.num_rested
             if history.num_idle >= history.wait:
                 due.append(index)
@@ -186,51 +225,57 @@ class AdaptivePlan:
                     drafters.append(index)
         most_rests = MOST_RESTING_STEPS if is_hopeless else MOST_RESTING_STEPS_WHERE_NEARLY
         policy.num_rested = 0 if drafters else min(most_rests, 1 + 2 * policy.num_rested)
-        policy.num_resting, policy.resting_size = policy.num_rested, len(sequences)
+        policy.all_draft = num_drafters == len(sequences)
+        is_clear = policy.all_draft and gains[-1] > CLEARLY_WORTH_IT * price.starts[-1]
+        policy.num_unasked, policy.unasked_size = NUM_UNASKED if is_clear else policy.num_rested, len(sequences)
         return sorted(drafters)
 
-    def values(self, deeper: Candidates, parent_values: Floats) -> Floats:
-        owners, depth = deeper.owners, int(deeper.depths[0])
-        slopes, offsets = self._slopes[owners], self._offsets[owners]
+    def values(self, deeper: Candidates, parent_values: Floats | None) -> Floats:
+        """The chances that nodes will be accepted."""
+        if not len(deeper):
+            return deeper.scores
+        owners, depth, members = deeper.owners, int(deeper.depths[0]), self._members
+        slopes, offsets = members.slopes[owners], members.offsets[owners]
         own = self._policy.estimator.of_level(depth, deeper.log_probs, deeper.parent_scores, slopes, offsets)
-        values = np.where(deeper.scores > -np.inf, parent_values + own, -np.inf)
         if self._teaches:
-            self._learn_children(deeper, parent_values, values)
-        return values
+            self._learn_children(deeper, parent_values, own)
+        return own if parent_values is None else parent_values * own
 
-    def expand(self, candidates: Candidates, first_new: int) -> Ints:
-        price = self._price
-        numbers = expandable(candidates, self._bounds, first_new)
-        if len(numbers) == 0:
-            return numbers
-        owners = candidates.owners[numbers]
-        gains = self._gains_below(owners, int(candidates.depths[first_new]), candidates.values[numbers])
+    def expand(self, newest: Candidates) -> Ints:
+        price, members = self._price, self._members
+        depth = int(newest.depths[0]) if len(newest) else members.most_steps
+        if depth >= members.most_steps:
+            return newest.owners[:0]
+        gains = self._gains_below(newest, depth)
+        if depth >= members.may_all_grow_to:
+            gains = np.where(newest.depths < members.bounds.num_steps[newest.owners], gains, 0.0)
         if gains.sum() <= price.least_level:
-            return numbers[:0]
+            return newest.owners[:0]
         order = (-gains).argsort(kind="stable")
-        worth = gains[order].cumsum() - price.level(num_different(owners[order], len(self._sequences)))
-        return np.sort(numbers[order[: num_best(worth, 0.0)]])
+        worth = gains[order].cumsum() - price.level.up_to(len(order))[1:]
+        chosen = np.sort(order[: num_best(worth, 0.0)])
+        chosen = chosen[gains[chosen] > 0.0]
+        return chosen if len(chosen) <= members.least_top_k else best_of_each(newest, chosen, members.bounds.top_ks)
 
-    def _gains_below(self, owners: Ints, depth: int, values: Floats) -> Floats:
+    def _gains_below(self, newest: Candidates, depth: int) -> Floats:
         """[M] expected tokens of children of nodes of one depth, beyond the price of those children that are worth it."""
-        chances = np.exp(values)
+        chances, children, kind = newest.values, self._policy.children[:, depth], self._members.kind
         prices = self._price.node / np.maximum(chances, 1e-9)
-        greedy, sampled = self._policy.children[:, depth]
-        if self._num_sampled in (0, len(self._sequences)):
-            return chances * np.interp(prices, CHILD_PRICES, sampled if self._num_sampled else greedy)
-        of_greedy, of_sampled = np.interp(prices, CHILD_PRICES, greedy), np.interp(prices, CHILD_PRICES, sampled)
-        return chances * np.where(self._is_sampled[owners], of_sampled, of_greedy)
+        if kind is not None:
+            return chances * np.interp(prices, CHILD_PRICES, children[kind])
+        of_greedy, of_sampled = (np.interp(prices, CHILD_PRICES, own) for own in children)
+        return chances * np.where(self._members.kinds[newest.owners], of_sampled, of_greedy)
 
     def keep(self, candidates: Candidates) -> Ints:
-        numbers = verifiable(candidates, self._bounds)
-        values = candidates.values[numbers]
-        order = (-values).argsort(kind="stable")
-        chances = np.exp(values[order])
+        order = (-candidates.values).argsort(kind="stable")
+        chances = candidates.values[order]
         prices = self._price.verify.up_to(len(order))
         count = num_best(chances.cumsum() - prices[1:], -prices[0])
         if self._teaches:
             self._verified = verified(chances, prices, count, self._price.rate)
-        return np.sort(numbers[order[:count]])
+        kept = np.sort(order[:count])
+        members = self._members
+        return kept if count <= members.fewest_drafts else best_of_each(candidates, kept, members.bounds.most_drafts)
 
     def learn(self, record: StepRecord) -> None:
         policy = self._policy
@@ -250,10 +295,9 @@ class AdaptivePlan:
             self._learn_acceptance(record)
 
     def _learn_promises(self, record: StepRecord) -> None:
-        policy = self._policy
         promises = promises_of(record.candidates, len(self._sequences))
         for index in self.drafters:
-            history = policy.history(self._sequences[index])
+            history = self._members.histories[index]
             history.add(promises[index])
             if history.num_idle:
                 has_failed = not self._price.pays(self._price.utility(history.own.latest[: history.own.num_known]).mean())
@@ -261,27 +305,29 @@ class AdaptivePlan:
                 history.num_idle = 0
 
     def _learn_acceptance(self, record: StepRecord) -> None:
-        policy, labels = self._policy, record.is_accepted
+        policy, members, labels = self._policy, self._members, record.is_accepted
         estimator, kept = policy.estimator, record.candidates[record.kept]
         parents = np.where(kept.parents < 0, -1, np.searchsorted(record.kept, kept.parents))
         is_asked = (parents < 0) | (labels[parents] > 0)  # whether the target got as far as to choose among it and its siblings
-        inputs = estimator.inputs(kept.log_probs, kept.parent_scores, kept.depths, self._temperatures[kept.owners])
-        estimator.calibration.add(np.exp(kept.values), np.exp(kept.scores), labels)
-        conditional = np.exp(estimator.log_probabilities(inputs, self._corrections[kept.owners]))
+        inputs = estimator.inputs(kept.log_probs, kept.parent_scores, kept.depths, members.temperatures[kept.owners])
+        estimator.calibration.add(kept.values, np.exp(kept.scores), labels)
+        conditional = estimator.probabilities(inputs, members.corrections[kept.owners])
         surprise = np.bincount(kept.owners, np.where(is_asked, labels - conditional, 0.0), len(self._sequences)).tolist()
         estimator.observe(inputs[is_asked], labels[is_asked])
         for index in self.drafters:
-            history = policy.history(self._sequences[index])
+            history = members.histories[index]
             correction = CORRECTION_DECAY * history.correction + CORRECTION_STEP * surprise[index]
             history.correction = min(MAX_CORRECTION, max(-MAX_CORRECTION, correction))
+        members.estimate(estimator)
 
-    def _learn_children(self, deeper: Candidates, parent_values: Floats, values: Floats) -> None:
-        """What the children of one level gain at each price; those of likely parents count most."""
+    def _learn_children(self, deeper: Candidates, parent_values: Floats | None, own: Floats) -> None:
+        """What the children of one level gain at each price; those of likely parents count most. own: [M] chances if the parent is
+        accepted."""
         policy, depth = self._policy, int(deeper.depths[0]) - 1
-        gains = np.maximum(0.0, np.exp(values - parent_values)[:, None] - CHILD_PRICES)
-        chances, kinds = np.exp(parent_values), self._is_sampled[deeper.owners]
-        is_first = np.ones(len(deeper), dtype=np.bool_)
-        is_first[1:] = (np.diff(deeper.owners) != 0) | (np.diff(deeper.parents) != 0)
+        gains = np.maximum(0.0, own[:, None] - CHILD_PRICES)
+        chances, parents = (np.ones(len(own)), deeper.owners) if parent_values is None else (parent_values, deeper.parents)
+        kinds = self._members.kinds[deeper.owners]
+        is_first = np.append(True, parents[1:] != parents[:-1])
         for kind in (0, 1):
             weights = np.where(kinds == kind, chances, 0.0)
             num_parents = weights[is_first].sum()
@@ -300,13 +346,3 @@ def num_best(worth: Floats, of_none: float) -> int:
     """How many to take, where the first 1, 2, ... together are worth so much and none at all `of_none`."""
     best = int(worth.argmax()) if len(worth) else -1
     return best + 1 if best >= 0 and worth[best] > of_none else 0
-
-
-def num_different(owners: Ints, batch_size: int) -> Ints:
-    """[n] how many owners the first 1, 2, ... n have."""
-    count = len(owners)
-    first = np.full(batch_size, count)
-    first[owners[::-1]] = np.arange(count - 1, -1, -1)  # the last word is that of an owner's first one
-    is_first = np.zeros(count + 1, dtype=np.int64)
-    is_first[first] = 1
-    return is_first[:count].cumsum()

@@ -13,12 +13,12 @@ from eagle_rt.speculate.forest import Floats, Ints
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
 PARTS = ("start", "level", "verify")
 # Corrections remember some 1 / (1 - ROWS_MEMORY) measurements of a number of rows, and forget them slowly where no more come; they
-# are held to those of all numbers by so many. One measurement counts as no more than LARGEST_SURPRISE times what was expected, and
-# as FIRST_SURPRISE times while there are fewer than NUM_FIRST, since the machine stands still now and then.
+# are held to those of all numbers by so many. One measurement counts as no farther from what was expected than LARGEST_SURPRISE, a
+# logarithm, and than FIRST_SURPRISE while there are few, since the machine stands still now and then.
 ROWS_MEMORY, OTHERS_MEMORY, HELD_BY = 0.97, 0.998, 4.0
-LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST = 1.5, 4.0, 8
+LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST = math.log(1.5), math.log(4.0), 8
 # Of numbers of rows; and how many measurements are taken before what they say is looked at.
-NUM_PLACES, MOST_UNREAD = 28, 4
+NUM_PLACES, MOST_UNREAD = 28, 16
 # Costs of single sizes that are remembered.
 MOST_KNOWN = 4096
 PLACES = np.arange(NUM_PLACES)
@@ -59,13 +59,17 @@ class Correction:
 
     def __init__(self, log_ratio: float) -> None:
         self._log_ratio = log_ratio
-        self._weights, self._sums = np.zeros((2, NUM_PLACES))
-        self._logs, self._num_unread = np.full(NUM_PLACES, log_ratio), 0
+        # Of each place a weight, a sum of logs, and after how many measurements they were that.
+        self._places: dict[int, tuple[float, float, int]] = {}
+        self._num_measured = 0
+        self._logs, self._num_unread = [log_ratio] * NUM_PLACES, 0
 
     @property
     def common(self) -> float:
         """The log of the ratio over all numbers of rows."""
-        return (HELD_BY * self._log_ratio + float(self._sums.sum())) / (HELD_BY + float(self._weights.sum()))
+        known = [self._known(place) for place in self._places]
+        weight, total = sum(weight for weight, _ in known), sum(total for _, total in known)
+        return (HELD_BY * self._log_ratio + total) / (HELD_BY + weight)
 
     def at(self, num_rows: Floats) -> Floats:
         """Interpolated between the row numbers that were measured."""
@@ -76,22 +80,27 @@ class Correction:
         place = min(NUM_PLACES - 1, round(2.0 * math.log2(max(num_rows, 1))))
         if self._num_unread == MOST_UNREAD:
             self._read()
-        expected = float(self._logs[place])
-        weights, sums = self._weights, self._sums
-        most = math.log(LARGEST_SURPRISE if weights[place] > NUM_FIRST else FIRST_SURPRISE)
-        surprise = min(most, max(-most, math.log(max(ratio, 1e-9)) - expected))
-        for totals, new in ((weights, 1.0), (sums, expected + surprise)):
-            own = totals[place]
-            totals *= OTHERS_MEMORY
-            totals[place] = ROWS_MEMORY * own + new
+        weight, total = self._known(place)
+        most = LARGEST_SURPRISE if weight > NUM_FIRST else FIRST_SURPRISE
+        expected = self._logs[place]
+        log_ratio = min(expected + most, max(expected - most, math.log(max(ratio, 1e-9))))
+        self._num_measured += 1
+        self._places[place] = ROWS_MEMORY * weight + 1.0, ROWS_MEMORY * total + log_ratio, self._num_measured
         self._num_unread += 1
+
+    def _known(self, place: int) -> tuple[float, float]:
+        """The weight and the sum of logs of a place, what is forgotten since taken off."""
+        weight, total, when = self._places.get(place, (0.0, 0.0, 0))
+        memory = OTHERS_MEMORY ** (self._num_measured - when)
+        return memory * weight, memory * total
 
     def _read(self) -> None:
         """What the measurements say at every place."""
         if self._num_unread:
-            known = self._weights.nonzero()[0]
-            logs = (self._sums[known] + HELD_BY * self.common) / (self._weights[known] + HELD_BY)
-            self._logs, self._num_unread = np.interp(PLACES, known, logs), 0
+            common, places = self.common, sorted(self._places)
+            known = [self._known(place) for place in places]
+            logs = [(total + HELD_BY * common) / (weight + HELD_BY) for weight, total in known]
+            self._logs, self._num_unread = np.interp(PLACES, places, logs).tolist(), 0
 
 
 @dataclass

@@ -20,9 +20,9 @@ Choose = Callable[[list[int]], list[int]]
 class Candidates:
     """Nodes scored at one depth, or at all depths so far; every parent comes before its children.
 
-    owners: [M] which sequence each belongs to; tokens: [M] target ids; parents: [M] numbers of candidates, -1 under the root;
-    depths: [M], from 1; log_probs: [M] of the head, given the parent; scores: [M] their sums along the path; values: [M] the
-    log-probability that the node will be accepted, as the policy that grows the trees sees it.
+    owners: [M] which sequence each belongs to, ascending where depths are the same; tokens: [M] target ids; parents: [M] numbers of
+    candidates, which are counted from the first level on, -1 under the root; depths: [M], from 1; log_probs: [M] of the head, given
+    the parent; scores: [M] their sums along the path; values: [M] what the policy that grows the trees says of them.
     """
 
     owners: Ints
@@ -37,24 +37,26 @@ class Candidates:
         return len(self.owners)
 
     def __getitem__(self, chosen: Ints | Bools) -> "Candidates":
-        return Candidates(*(column[chosen] for column in self._columns))
+        return Candidates(*(column[chosen] for column in self.columns))
 
     @property
     def parent_scores(self) -> Floats:
-        """[M] the scores of the paths above; 0 where there is no number."""
-        return np.subtract(self.scores, self.log_probs, out=np.zeros(len(self)), where=np.isfinite(self.scores))
-
-    def and_then(self, deeper: "Candidates") -> "Candidates":
-        return Candidates(*(np.concatenate(pair) for pair in zip(self._columns, deeper._columns, strict=True)))
+        """[M] the scores of the paths above."""
+        return self.scores - self.log_probs
 
     @property
-    def _columns(self) -> tuple[NDArray, ...]:
+    def columns(self) -> tuple[NDArray, ...]:
         return (self.owners, self.tokens, self.parents, self.depths, self.log_probs, self.scores, self.values)
 
 
 def no_candidates() -> Candidates:
     ints, floats = np.zeros(0, dtype=np.int64), np.zeros(0)
     return Candidates(ints, ints, ints, ints, floats, floats, floats)
+
+
+def joined(levels: list[Candidates]) -> Candidates:
+    """The candidates of all levels, from the top."""
+    return Candidates(*map(np.concatenate, zip(*(level.columns for level in levels), strict=True)))
 
 
 def ranks_within_owners(owners: Ints, keys: Floats) -> Ints:
@@ -72,7 +74,7 @@ class PackedTrees:
     """The trees of B sequences, one after the other, for one pass over all their nodes.
 
     starts: B + 1 row numbers; sequence b owns the rows starts[b] : starts[b + 1], its root first.
-    tokens, depths: [T]; parents: [T] row numbers, -1 for a root; values: [T] as in `Candidates`, 0 for a root.
+    tokens, depths: [T]; parents: [T] row numbers, -1 for a root; rows_of_chosen: the rows of the candidates that they were made of.
     """
 
     starts: tuple[int, ...]
@@ -80,7 +82,7 @@ class PackedTrees:
     tokens: Ints
     parents: Ints
     depths: Ints
-    values: Floats
+    rows_of_chosen: Ints
 
     @property
     def is_plain(self) -> bool:
@@ -141,14 +143,13 @@ def pack(root_tokens: Ints, chosen: Candidates, numbers: Ints) -> PackedTrees:
     row_of = np.empty(len(order), dtype=np.int64)
     row_of[order] = np.arange(len(order))
     parent_entry = np.where(chosen.parents < 0, chosen.owners, batch_size + np.searchsorted(numbers, chosen.parents))
-    roots = np.zeros(batch_size)
     return PackedTrees(
         starts=tuple(starts.tolist()),
         owners=np.concatenate((np.arange(batch_size), chosen.owners))[order],
         tokens=np.concatenate((root_tokens, chosen.tokens))[order],
         parents=np.concatenate((np.full(batch_size, -1), row_of[parent_entry]))[order],
-        depths=np.concatenate((roots.astype(np.int64), chosen.depths))[order],
-        values=np.concatenate((roots, chosen.values))[order],
+        depths=np.concatenate((np.zeros_like(root_tokens), chosen.depths))[order],
+        rows_of_chosen=row_of[batch_size:],
     )
 
 
@@ -156,4 +157,4 @@ def roots_only(root_tokens: Ints) -> PackedTrees:
     """The trees of plain decoding."""
     zeros = np.zeros_like(root_tokens)
     numbers = np.arange(len(root_tokens))
-    return PackedTrees(tuple(range(len(root_tokens) + 1)), numbers, root_tokens, zeros - 1, zeros, zeros.astype(np.float64))
+    return PackedTrees(tuple(range(len(root_tokens) + 1)), numbers, root_tokens, zeros - 1, zeros, zeros[:0])

@@ -15,7 +15,7 @@ from eagle_rt.batch import Batch, HostRows
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.speculate.costs import Observation
-from eagle_rt.speculate.forest import Bools, Candidates, Ints
+from eagle_rt.speculate.forest import Bools, Candidates, Ints, joined
 from eagle_rt.speculate.head_rows import HeadRowsBook
 from eagle_rt.speculate.policy import DraftPlan, bounds_of
 from eagle_rt.speculate.sampler import SamplingBatch, coupled_logits
@@ -36,14 +36,12 @@ class Draft:
 
 @dataclass(frozen=True)
 class FedRows:
-    """The drafted nodes that the head has been fed last, T of them.
+    """What the head has been fed last: T drafted nodes, or texts at first.
 
-    states: [T, H] after them; row_of: [M] the row of each candidate, or of each sequence at first; seen: [T, C] which of its
-    sequence's fed nodes each sees.
+    states: [T, H] after them; seen: [T, C] which of its sequence's fed nodes each sees.
     """
 
     states: Tensor
-    row_of: Ints
     seen: Bools
 
 
@@ -91,29 +89,26 @@ class HostDrafter:
         num_missing = sum(self.rows[sequence.id].num_waiting for sequence in own)
         widths = bounds_of(tuple(sequence.bounds for sequence in sequences)).top_ks
         wanted = Wanted(sequences, sampling, plan, widths, np.array([sequence.num_cached for sequence in sequences]))
-        row_of = np.full(batch_size, -1)
-        row_of[drafters] = np.arange(len(drafters))
-        fed = FedRows(self.catch_up(own), row_of, np.zeros((len(own), 0), dtype=np.bool_))
+        fed = FedRows(self.catch_up(own), np.zeros((len(own), 0), dtype=np.bool_))
         mark("extend")
-        candidates = self._children(wanted, fed.states, drafters, np.full(len(own), -1), None)
+        level, above = self._children(wanted, fed.states, drafters, np.full(len(own), -1), None)
         now = time.perf_counter()
         observations = [Observation("start", len(own), num_missing, 1000 * (now - start))]
         is_broken = np.zeros(batch_size, dtype=np.bool_)
         is_broken[drafters] = True
-        is_broken[candidates.owners[candidates.scores > -np.inf]] = False
+        is_broken[level.owners] = False
 
-        first_new, num_fed = 0, np.zeros(batch_size, dtype=np.int64)
-        while len(numbers := plan.expand(candidates, first_new)):
-            if batch_size > 1:
-                numbers = numbers[np.argsort(candidates.owners[numbers], kind="stable")]
-            chosen = candidates[numbers]
+        levels, num_before, num_fed = [level], 0, np.zeros(batch_size, dtype=np.int64)
+        while len(places := plan.expand(level)):
+            chosen, numbers = level[places], num_before + places
             counts = np.bincount(chosen.owners, minlength=batch_size)
-            fed = self._feed(sequences, fed, chosen, numbers, counts, num_fed)
-            deeper = self._children(wanted, fed.states, chosen.owners, numbers, chosen)
-            first_new, candidates = len(candidates), candidates.and_then(deeper)
+            fed = self._feed(sequences, fed, chosen, above[places], counts, num_fed)
+            num_before += len(level)
+            level, above = self._children(wanted, fed.states, chosen.owners, numbers, chosen)
+            levels.append(level)
             then, now = now, time.perf_counter()
             observations.append(Observation("level", int(np.count_nonzero(counts)), len(numbers), 1000 * (now - then)))
-        return Draft(candidates, observations, now, is_broken)
+        return Draft(joined(levels), observations, now, is_broken)
 
     def _read_on(self, sequences: Sequence[HostSequence]) -> Tensor:
         ids = [sequence.id for sequence in sequences]
@@ -137,43 +132,46 @@ class HostDrafter:
         return states
 
     def _feed(
-        self, sequences: list[HostSequence], fed: FedRows, chosen: Candidates, numbers: Ints, counts: Ints, num_fed: Ints
+        self, sequences: list[HostSequence], fed: FedRows, chosen: Candidates, parent_rows: Ints, counts: Ints, num_fed: Ints
     ) -> FedRows:
-        """One pass of the head over the `chosen` nodes with these numbers, sequence by sequence, counts [B] of each, in rows that
-        follow the num_fed [B] ones before."""
-        firsts = np.cumsum(counts) - counts
-        places = np.arange(len(numbers)) + (num_fed - firsts)[chosen.owners]
-        parent_rows = fed.row_of[chosen.owners if chosen.depths[0] == 1 else chosen.parents]
-        visible = np.zeros((len(numbers), max(int(places.max()) + 1, fed.seen.shape[1])), dtype=np.bool_)
-        visible[:, : fed.seen.shape[1]] = fed.seen[parent_rows]
-        visible[np.arange(len(numbers)), places] = True
+        """One pass of the head over the `chosen` nodes, children of those in these rows of the last one, sequence by sequence,
+        counts [B] of each, in rows that follow the num_fed [B] ones before."""
+        rows = np.arange(len(chosen))
+        places = rows + (num_fed - counts.cumsum() + counts)[chosen.owners]
+        num_seen = fed.seen.shape[1]
+        visible = np.zeros((len(chosen), max(int(places.max()) + 1, num_seen)), dtype=np.bool_)
+        visible[:, :num_seen] = fed.seen[parent_rows]
+        visible[rows, places] = True
         num_fed += counts
         owners = np.flatnonzero(counts)
         own = [sequences[owner] for owner in owners.tolist()]
         in_use = num_fed[owners].tolist()
         batch = packed_scratch_batch(own, counts[owners].tolist(), in_use, chosen.tokens, chosen.depths - 1, places, visible)
         states = fed.states[self._tensor(parent_rows)]
-        row_of = np.full(int(numbers.max()) + 1, -1)
-        row_of[numbers] = np.arange(len(numbers))
-        return FedRows(self.head.forward(batch.tokens, states, batch, self.pool, self._backend), row_of, visible)
+        return FedRows(self.head.forward(batch.tokens, states, batch, self.pool, self._backend), visible)
 
-    def _children(self, wanted: Wanted, states: Tensor, owners: Ints, numbers: Ints, parents: Candidates | None) -> Candidates:
-        """Of T nodes, or roots, of these owners and numbers: the best children, no more of a sequence's than its top-k."""
-        zeros = np.zeros(len(owners))
-        depths = parents.depths if parents else zeros.astype(np.int64)
+    def _children(
+        self, wanted: Wanted, states: Tensor, owners: Ints, numbers: Ints, parents: Candidates | None
+    ) -> tuple[Candidates, Ints]:
+        """Of T nodes, or roots, of these owners and numbers: the best children, no more of a sequence's than its top-k, none where
+        the head gives no numbers; and which of the T each is below."""
+        depth = int(parents.depths[0]) if parents else 0
         widths = wanted.top_ks[owners]
         top_k = int(widths.max())
-        logits = self._logits(states, wanted.sampling, owners, wanted.num_cached[owners] + depths)
+        logits = self._logits(states, wanted.sampling, owners, wanted.num_cached[owners] + depth)
         log_probs, draft_tokens = top_children(logits, top_k, self._sharpness)
         above = np.arange(len(owners)).repeat(top_k)
         own, tokens = as_numpy(log_probs).ravel().astype(np.float64), as_numpy(self._target_ids[draft_tokens]).ravel()
+        is_child = own > -np.inf
         if widths.min() < top_k:
-            is_within = (np.arange(top_k) < widths[:, None]).ravel()
-            above, own, tokens = above[is_within], own[is_within], tokens[is_within]
+            is_child &= (np.arange(top_k) < widths[:, None]).ravel()
+        if not is_child.all():
+            above, own, tokens = above[is_child], own[is_child], tokens[is_child]
         scores = own if parents is None else parents.scores[above] + own
-        children = Candidates(owners[above], tokens, numbers[above], depths[above] + 1, own, scores, np.empty_like(own))
-        children.values[:] = wanted.plan.values(children, (parents.values if parents else zeros)[above])
-        return children
+        depths = np.full(len(own), depth + 1)
+        children = Candidates(owners[above], tokens, numbers[above], depths, own, scores, np.empty_like(own))
+        children.values[:] = wanted.plan.values(children, parents.values[above] if parents else None)
+        return children, above
 
     def _logits(self, states: Tensor, sampling: SamplingBatch, owners: Ints, positions: Ints) -> Tensor:
         """[T, W] draft logits after nodes of `owners` that stand at `positions`, under the target's noise where that is drawn."""

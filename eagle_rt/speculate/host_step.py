@@ -155,10 +155,7 @@ class HostStepper:
         is_accepted = np.zeros(len(trees.owners))
         for path in paths:
             is_accepted[path] = 1.0
-        # Among the rows of its sequence a node stands in the order of its number, after the root.
-        order = np.argsort(draft.candidates.owners[kept], kind="stable")
-        labels = np.empty(len(kept))
-        labels[order] = is_accepted[trees.parents >= 0]
+        labels = is_accepted[trees.rows_of_chosen]
         plan.learn(StepRecord(draft.candidates, kept, labels, num_gained, [*draft.observations, observation]))
         self._learning_ms = 1000 * (time.perf_counter() - start)
 

@@ -37,13 +37,13 @@ class DraftPlan(Protocol):
         """Which sequences draft; the owners of candidates are numbers of sequences."""
         ...
 
-    def values(self, deeper: Candidates, parent_values: Floats) -> Floats:
-        """[M] for newly scored nodes: the log-probability that they will be accepted, on any scale that compares nodes. No child
-        has more than its parent."""
+    def values(self, deeper: Candidates, parent_values: Floats | None) -> Floats:
+        """[M] for newly scored nodes: how likely they are to be accepted, on any scale that compares nodes; no child has more than
+        its parent. parent_values: [M], None under the roots."""
         ...
 
-    def expand(self, candidates: Candidates, first_new: int) -> Ints:
-        """The numbers of those candidates, of first_new and on, under which another level is drafted; none ends the draft."""
+    def expand(self, newest: Candidates) -> Ints:
+        """Of the level that was scored last the places, ascending, under which another level is drafted; none ends the draft."""
         ...
 
     def keep(self, candidates: Candidates) -> Ints:
@@ -97,21 +97,9 @@ def bounds_of(shapes: tuple[TreeShape | None, ...]) -> Bounds:
     )
 
 
-def expandable(candidates: Candidates, bounds: Bounds, first_new: int) -> Ints:
-    """The best of the newest candidates of each sequence, as many as its bounds allow."""
-    return best_of_each(candidates, in_bounds(candidates, bounds, first_new), bounds.top_ks)
-
-
-def in_bounds(candidates: Candidates, bounds: Bounds, first_new: int) -> Ints:
-    """The newest candidates whose sequences allow another level under them."""
-    num_steps = bounds.num_steps[candidates.owners[first_new:]]
-    can_grow = (candidates.depths[first_new:] < num_steps) & (candidates.scores[first_new:] > -np.inf)
-    return first_new + can_grow.nonzero()[0]
-
-
-def verifiable(candidates: Candidates, bounds: Bounds) -> Ints:
-    """The best of all candidates of each sequence, as many as its bounds allow."""
-    return best_of_each(candidates, (candidates.scores > -np.inf).nonzero()[0], bounds.most_drafts)
+def can_grow(newest: Candidates, bounds: Bounds) -> Ints:
+    """Those of a level under which their sequences allow another one."""
+    return (newest.depths < bounds.num_steps[newest.owners]).nonzero()[0]
 
 
 def best_of_each(candidates: Candidates, numbers: Ints, limits: Ints) -> Ints:
@@ -149,14 +137,14 @@ class FixedPlan:
         self._bounds = bounds_of(shapes)
         self.drafters = [index for index, shape in enumerate(shapes) if shape and drafts]
 
-    def values(self, deeper: Candidates, parent_values: Floats) -> Floats:
+    def values(self, deeper: Candidates, parent_values: Floats | None) -> Floats:
         return deeper.scores
 
-    def expand(self, candidates: Candidates, first_new: int) -> Ints:
-        return expandable(candidates, self._bounds, first_new)
+    def expand(self, newest: Candidates) -> Ints:
+        return best_of_each(newest, can_grow(newest, self._bounds), self._bounds.top_ks)
 
     def keep(self, candidates: Candidates) -> Ints:
-        return verifiable(candidates, self._bounds)
+        return best_of_each(candidates, np.arange(len(candidates)), self._bounds.most_drafts)
 
     def learn(self, record: StepRecord) -> None:
         pass

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from eagle_rt.speculate.costs import Conditions, StepCosts
-from eagle_rt.speculate.forest import Floats, Ints
+from eagle_rt.speculate.forest import Floats
 
 # Speeds over plain decoding: of how many plain steps the first one is a mean; and how many steps are remembered of a single
 # sequence, and at least: steps of many sequences say more, and while the speed rises prices lag behind.
@@ -78,7 +78,7 @@ class RecentSteps:
         self._memory = 1.0 - 1.0 / steps_of(batch_size)
         self._gained, self._plain = begin.speed * FIRST_STEPS, FIRST_STEPS
         self._rows, self._drafted = begin.rows_read * FIRST_STEPS, FIRST_STEPS
-        self._verified = np.zeros(4)  # sums of its three numbers, and of their weights
+        self._verified = [0.0] * 4  # sums of its three numbers, and of their weights
 
     def add(self, gained: float, plain: float, share_drafted: float = 0.0, verified: Verified | None = None) -> None:
         """A step gained so many tokens a sequence, where plain decoding would have gained the others in its time. share_drafted: of
@@ -89,11 +89,12 @@ class RecentSteps:
             self._rows = self._memory * self._rows + gained - (1.0 - share_drafted)
             self._drafted = self._memory * self._drafted + share_drafted
         if verified:
-            self._verified = self._memory * self._verified + [verified.num_nodes, verified.more_ms, verified.last_chance, 1.0]
+            new = verified.num_nodes, verified.more_ms, verified.last_chance, 1.0
+            self._verified = [self._memory * own + more for own, more in zip(self._verified, new, strict=True)]
 
     @property
     def pace(self) -> Pace:
-        *sums, num_steps = self._verified.tolist()
+        *sums, num_steps = self._verified
         verified = Verified(*(value / num_steps for value in sums)) if num_steps else None
         return Pace(self._gained / self._plain, self._rows / self._drafted, verified)
 
@@ -136,12 +137,9 @@ class Price:
         self.rows_read = pace.rows_read
 
         rate = self.rate  # a list that knew its price would keep it alive
-
-        def listed(part: str, num_sequences: int, first_rows: int = 0) -> PriceList:
-            return PriceList(lambda counts: rate * costs.ms(part, num_sequences, first_rows + counts, conditions))
-
-        self.verify = listed("verify", batch_size, batch_size)
-        self._level_of_none, self._level_of_one = listed("level", 0), listed("level", 1)
+        self.verify = PriceList(lambda counts: rate * costs.ms("verify", batch_size, batch_size + counts, conditions))
+        # Of 0, 1, ... rows, which belong to as many sequences as there are.
+        self.level = PriceList(lambda counts: rate * costs.ms("level", np.minimum(counts, batch_size), counts, conditions))
         # Of the first level of 0, 1, ... sequences; and of a row that the head has missed before.
         numbers = np.arange(1.0, batch_size + 1)
         starts = self.rate * costs.ms("start", np.arange(1, batch_size + 1), pace.rows_read * numbers, conditions)
@@ -160,13 +158,7 @@ class Price:
     @cached_property
     def least_level(self) -> float:
         """What no level costs less than."""
-        return float(self._level_of_one.up_to(self.batch_size)[1:].min())
-
-    def level(self, num_sequences: Ints) -> Floats:
-        """[n] of levels of 1 to n rows, of so many sequences each."""
-        count = len(num_sequences)
-        of_none, of_one = self._level_of_none.up_to(count)[1:], self._level_of_one.up_to(count)[1:]
-        return of_none + num_sequences * (of_one - of_none)
+        return float(self.level.up_to(self.batch_size)[1:].min())
 
     def pays(self, utility: float) -> bool:
         """Whether it would pay to draft for a whole batch of sequences whose drafts are worth so much each."""

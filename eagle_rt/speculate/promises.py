@@ -114,5 +114,5 @@ def promises_of(candidates: Candidates, batch_size: int) -> Floats:
     levels = candidates.owners * NUM_LEVELS + np.minimum(candidates.depths, NUM_LEVELS) - 1
     ranks = ranks_within_owners(levels, candidates.values)
     best = ranks < NODES_OF_A_LEVEL
-    promises.reshape(-1, NODES_OF_A_LEVEL)[levels[best], ranks[best]] = np.exp(candidates.values[best])
+    promises.reshape(-1, NODES_OF_A_LEVEL)[levels[best], ranks[best]] = candidates.values[best]
     return promises

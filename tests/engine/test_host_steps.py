@@ -15,7 +15,7 @@ from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import PartCost, StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
-from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord, best_of_each, bounds_of, in_bounds
+from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord, best_of_each, bounds_of, can_grow
 from eagle_rt.speculate.sequences import HostSequence
 
 TREE = (4, 3, 12)
@@ -36,18 +36,18 @@ class AnyPlan:
         self._rng = rng
         self.drafters = [index for index, shape in enumerate(self._shapes) if shape and rng.random() < 0.7]
 
-    def values(self, deeper: Candidates, parent_values: Floats) -> Floats:
+    def values(self, deeper: Candidates, parent_values: Floats | None) -> Floats:
         return deeper.scores
 
-    def expand(self, candidates: Candidates, first_new: int) -> Ints:
-        numbers = in_bounds(candidates, bounds_of(tuple(self._shapes)), first_new)
-        numbers = numbers[[self._rng.random() < 0.6 for _ in numbers]]
-        return best_of_each(candidates, numbers, np.array([self._rng.randrange(4) for _ in self._shapes]))
+    def expand(self, newest: Candidates) -> Ints:
+        places = can_grow(newest, bounds_of(tuple(self._shapes)))
+        places = places[[self._rng.random() < 0.6 for _ in places]]
+        return best_of_each(newest, places, np.array([self._rng.randrange(4) for _ in self._shapes]))
 
     def keep(self, candidates: Candidates) -> Ints:
         kept: set[int] = set()
         for number, parent in enumerate(candidates.parents.tolist()):
-            if (parent < 0 or parent in kept) and candidates.scores[number] > -np.inf and self._rng.random() < 0.6:
+            if (parent < 0 or parent in kept) and self._rng.random() < 0.6:
                 kept.add(number)
         return best_of_each(candidates, np.array(sorted(kept), dtype=np.int64), np.full(len(self._shapes), TREE[2] - 1))
 

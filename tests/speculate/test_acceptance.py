@@ -23,7 +23,7 @@ def test_it_learns_what_nodes_are_worth() -> None:
         estimator.observe(estimator.inputs(log_probs, parent_scores, depths, temperatures), labels)
     log_probs, parent_scores, depths, temperatures, truth, labels = observations(5000, rng)
     inputs = estimator.inputs(log_probs, parent_scores, depths, temperatures)
-    learned = np.exp(estimator.log_probabilities(inputs, np.zeros(len(labels))))
+    learned = estimator.probabilities(inputs, np.zeros(len(labels)))
     assert np.abs(learned - truth).mean() < 0.03
     assert ((learned - labels) ** 2).mean() < 0.95 * ((np.exp(log_probs) - labels) ** 2).mean()
 
@@ -32,13 +32,13 @@ def test_it_begins_where_it_is_told_to() -> None:
     log_probs = np.log(np.array([0.01, 0.5, 0.97]))
     inputs_of = (np.zeros(3), np.array([1, 2, 3]), np.zeros(3))
     cold = AcceptanceEstimator(3, [1.0, 0.0, 0.0, 0.0, 0.0])
-    assert np.allclose(cold.log_probabilities(cold.inputs(log_probs, *inputs_of), np.zeros(3)), log_probs)
+    assert np.allclose(cold.probabilities(cold.inputs(log_probs, *inputs_of), np.zeros(3)), np.exp(log_probs))
     # A profile may have been made with shallower trees, or with deeper ones.
     for weights in ([0.5, 0.4, 0.0, 0.1, 0.2, 0.0, -1.0], [0.5, 0.4, 0.0, 0.1, 0.2, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0]):
         warm = AcceptanceEstimator(3, weights)
         assert warm.weights.tolist() == [0.5, 0.4, 0.0, 0.1, 0.2, 0.0, -1.0, -1.0, -1.0]
-        values = warm.log_probabilities(warm.inputs(log_probs, *inputs_of), np.zeros(3))
-        assert np.allclose(values, -np.log1p(np.exp(-(0.5 * (log_probs - np.log1p(-np.exp(log_probs))) - 1))))
+        chances = warm.probabilities(warm.inputs(log_probs, *inputs_of), np.zeros(3))
+        assert np.allclose(chances, 1 / (1 + np.exp(-(0.5 * (log_probs - np.log1p(-np.exp(log_probs))) - 1))))
 
 
 def test_nodes_of_a_level_are_what_their_inputs_say() -> None:
@@ -50,7 +50,7 @@ def test_nodes_of_a_level_are_what_their_inputs_say() -> None:
     for depth in (1, 2, 3, 4):
         inputs = estimator.inputs(log_probs, parent_scores, np.full(10, depth), temperatures[owners])
         fast = estimator.of_level(depth, log_probs, parent_scores, slopes[owners], offsets[owners] + 0.3)
-        assert np.allclose(fast, estimator.log_probabilities(inputs, np.full(10, 0.3)))
+        assert np.allclose(fast, estimator.probabilities(inputs, np.full(10, 0.3)))
 
 
 def test_odd_inputs_stay_finite() -> None:
@@ -63,7 +63,8 @@ def test_odd_inputs_stay_finite() -> None:
         for _ in range(3):
             estimator.observe(np.repeat(inputs, 200, axis=0), np.full(600, label))
     assert np.isfinite(estimator.weights).all()
-    assert (estimator.log_probabilities(inputs, np.zeros(3)) <= 0).all()
+    chances = estimator.probabilities(inputs, np.zeros(3))
+    assert ((chances >= 0) & (chances <= 1)).all()
 
 
 def test_calibration_counts() -> None:

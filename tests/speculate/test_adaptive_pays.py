@@ -10,7 +10,7 @@ from eagle_rt.kernels.packed_linear import tiled_rows
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
-from eagle_rt.speculate.forest import Candidates, Floats, Ints, no_candidates
+from eagle_rt.speculate.forest import Candidates, Floats, Ints, joined, no_candidates
 from eagle_rt.speculate.policy import FixedPolicy, StepRecord, TreePolicy, bounds_of
 from eagle_rt.speculate.sequences import HostSequence, SequenceRows
 from eagle_rt.tree_shape import TreeShape
@@ -149,14 +149,14 @@ class Replay:
             for index in plan.drafters:
                 running[index].num_missing = 0
             roots = np.array(plan.drafters)
-            candidates = self._children(plan.values, roots, np.full(len(roots), -1), None)
-            first_new = 0
-            while len(numbers := plan.expand(candidates, first_new)):
-                numbers = numbers[np.argsort(candidates.owners[numbers], kind="stable")]
-                chosen = candidates[numbers]
-                spend("level", len(np.unique(chosen.owners)), len(numbers))
-                deeper = self._children(plan.values, chosen.owners, numbers, chosen)
-                first_new, candidates = len(candidates), candidates.and_then(deeper)
+            levels, num_before = [self._children(plan.values, roots, np.full(len(roots), -1), None)], 0
+            while len(places := plan.expand(levels[-1])):
+                chosen = levels[-1][places]
+                spend("level", len(np.unique(chosen.owners)), len(places))
+                deeper = self._children(plan.values, chosen.owners, num_before + places, chosen)
+                num_before += len(levels[-1])
+                levels.append(deeper)
+            candidates = joined(levels)
             kept = plan.keep(candidates)
             nodes = zip(candidates.owners[kept].tolist(), candidates.tokens[kept].tolist(), strict=True)
             labels = np.array([running[owner].forest.is_right[node] for owner, node in nodes])
@@ -173,7 +173,7 @@ class Replay:
         return gained, sum(part.ms for part in parts)
 
     def _children(
-        self, values: Callable[[Candidates, Floats], Floats], owners: Ints, numbers: Ints, parents: Candidates | None
+        self, values: Callable[[Candidates, Floats | None], Floats], owners: Ints, numbers: Ints, parents: Candidates | None
     ) -> Candidates:
         """Tokens are numbers of the forest's nodes. A node whose children were not made up has none."""
         widths = bounds_of((self._bounds,) * len(self._running)).top_ks
@@ -188,7 +188,7 @@ class Replay:
         own, tokens, above, depths, log_probs, places = map(np.array, zip(*columns, strict=True))
         scores = log_probs + (parents.scores[places] if parents else 0.0)
         children = Candidates(own, tokens, above, depths, log_probs, scores, np.empty(len(own)))
-        children.values[:] = values(children, parents.values[places] if parents else np.zeros(len(own)))
+        children.values[:] = values(children, parents.values[places] if parents else None)
         return children
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from eagle_rt.speculate.forest import Candidates, PackedTrees, pack, ranks_within_owners, roots_only
+from eagle_rt.speculate.forest import Candidates, PackedTrees, joined, pack, ranks_within_owners, roots_only
 from eagle_rt.speculate.policy import FixedPlan
 from eagle_rt.speculate.sequences import HostSequence, SequenceRows
 from eagle_rt.tree import expand
@@ -31,9 +31,10 @@ def sequences_with(shapes: list[TreeShape | None]) -> list[HostSequence]:
 def grown(shapes: list[TreeShape | None]) -> PackedTrees:
     """The trees that a fixed plan makes of the made-up logits."""
     plan = FixedPlan(sequences_with(shapes), drafts=True)
-    candidates: Candidates | None = None
+    levels: list[Candidates] = []
+    scores: list[float] = []
     paths: list[tuple[int, ...]] = []
-    numbers, first_new = np.full(len(plan.drafters), -1), 0
+    numbers, num_before = np.full(len(plan.drafters), -1), 0
     owners = np.array(plan.drafters)
     while len(owners):
         own_paths = [() if number < 0 else paths[number] for number in numbers.tolist()]
@@ -42,18 +43,22 @@ def grown(shapes: list[TreeShape | None]) -> PackedTrees:
         columns: list[tuple] = []
         for row, (owner, number, path, width) in enumerate(zip(owners.tolist(), numbers.tolist(), own_paths, widths, strict=True)):
             log_probs, tokens = top_children(logits[row], width)
-            above = candidates.scores[number] if candidates is not None and number >= 0 else 0.0
+            above = scores[number] if number >= 0 else 0.0
             for log_prob, token in zip(log_probs.tolist(), tokens.tolist(), strict=True):
                 columns.append((owner, token, number, len(path) + 1, log_prob, above + log_prob, above + log_prob))
                 paths.append((*path, token))
         level = Candidates(*(np.array(column) for column in zip(*columns, strict=True)))
-        first_new = 0 if candidates is None else len(candidates)
-        candidates = level if candidates is None else candidates.and_then(level)
-        numbers = plan.expand(candidates, first_new)
-        owners = candidates.owners[numbers]
-    assert candidates is not None
+        levels.append(level)
+        scores += level.scores.tolist()
+        places = plan.expand(level)
+        numbers, owners = num_before + places, level.owners[places]
+        num_before += len(level)
+    candidates = joined(levels)
     kept = plan.keep(candidates)
-    return pack(np.full(len(shapes), 7), candidates[kept], kept)
+    trees = pack(np.full(len(shapes), 7), candidates[kept], kept)
+    assert trees.tokens[trees.rows_of_chosen].tolist() == candidates.tokens[kept].tolist()
+    assert trees.owners[trees.rows_of_chosen].tolist() == candidates.owners[kept].tolist()
+    return trees
 
 
 def fixed_shapes_tree(shape: TreeShape, sequence: int) -> DraftTree:

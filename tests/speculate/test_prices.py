@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from step_costs import costs
 
-from eagle_rt.speculate.adaptive import num_different
 from eagle_rt.speculate.costs import Conditions
 from eagle_rt.speculate.prices import FIRST_STAY, Pace, Price, PriceBook, RecentSteps, Stay, Verified, verified
 
@@ -29,11 +28,8 @@ def test_lists_of_prices_are_what_the_costs_say() -> None:
     for count in (3, 1, 40, 12):
         nodes = price.rate * step_costs.ms("verify", 4, 4 + np.arange(count + 1.0), conditions)
         assert price.verify.up_to(count) == pytest.approx(nodes)
-        owners = np.random.default_rng(count).integers(0, 4, count)
-        num_sequences = np.array([len(set(owners[: place + 1].tolist())) for place in range(count)])
-        assert num_different(owners, 4).tolist() == num_sequences.tolist()
-        expected = price.rate * step_costs.ms("level", num_sequences, np.arange(1.0, count + 1), conditions)
-        assert price.level(num_sequences) == pytest.approx(expected)
+        levels = [price.rate * float(step_costs.ms("level", min(rows, 4), rows, conditions)) for rows in range(count + 1)]
+        assert price.level.up_to(count).tolist() == pytest.approx(levels)
 
 
 def test_rows_that_fill_one_tile_have_a_price() -> None:
