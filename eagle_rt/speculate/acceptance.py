@@ -1,10 +1,11 @@
 """How likely a drafted node is to be accepted, learned from what verification shows anyway."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from eagle_rt.speculate.forest import Floats, Ints
+from eagle_rt.speculate.forest import Bools, Floats, Ints
 
 # Observations between two fits, and how many of the latest a fit looks at.
 FIT_EVERY = 256
@@ -58,6 +59,20 @@ class Calibration:
         self.raw_squared_error += float(((raw - labels) ** 2).sum())
 
 
+class VerifiedNodes(NamedTuple):
+    """[M] each: of the head, the log-probabilities and the scores of paths; the temperatures of the sequences; the chances that
+    were given; labels: 1 for those that were accepted; is_asked: whether the parent was, so that the target chose among it and its
+    siblings."""
+
+    log_probs: Floats
+    scores: Floats
+    depths: Ints
+    temperatures: Floats
+    chances: Floats
+    labels: Floats
+    is_asked: Bools
+
+
 class AcceptanceEstimator:
     """P(the target chooses a node | it chose the node's parent): a logistic function of what the head gave.
 
@@ -70,14 +85,21 @@ class AcceptanceEstimator:
 
     def __init__(self, max_depth: int, weights: list[float] | None = None) -> None:
         self.max_depth = max_depth
-        self.calibration = Calibration()
+        self._calibration = Calibration()
         weights = DEFAULT_WEIGHTS if weights is None else weights
         start = np.full(NUM_SHARED + max_depth, weights[-1])  # deeper than was learned: as the deepest
         start[: len(weights)] = weights[: len(start)]
         self._start, self.weights = start, start.copy()
         self._inputs = np.zeros((NUM_REMEMBERED, len(start)))
         self._labels = np.zeros(NUM_REMEMBERED)
-        self._num_seen = self._num_unfitted = 0
+        self._num_seen = 0
+        self._unread: list[VerifiedNodes] = []
+        self._num_unfitted = 0
+
+    @property
+    def calibration(self) -> Calibration:
+        self._read()
+        return self._calibration
 
     def inputs(self, log_probs: Floats, parent_scores: Floats, depths: Ints, temperatures: Floats) -> Floats:
         """[M, W] of M nodes."""
@@ -113,21 +135,29 @@ class AcceptanceEstimator:
         path, bias = self.weights[PATH], self.weights[NUM_SHARED - 1 + min(depth, self.max_depth)]
         return logistic(slopes * logits_of(log_probs) + offsets + (path * np.maximum(parent_scores, MIN_SCORE) + bias))
 
-    def observe(self, inputs: Floats, labels: Floats) -> None:
-        """Nodes whose parents were chosen, and whether they were."""
-        count = len(labels)
-        if count == 0:
-            return
-        rows = (self._num_seen + np.arange(count)) % NUM_REMEMBERED
-        self._inputs[rows], self._labels[rows] = inputs, labels
-        self._num_seen += count
-        self._num_unfitted += count
+    def observe(self, nodes: VerifiedNodes) -> None:
+        """What a step has verified. Little happens until there is enough for a fit: a step takes a few milliseconds."""
+        self._unread.append(nodes)
+        self._num_unfitted += int(np.count_nonzero(nodes.is_asked))
         if self._num_unfitted >= FIT_EVERY:
-            self.fit()
+            self._read()
+            self._num_unfitted = 0
+            self._fit()
 
-    def fit(self) -> None:
-        """Maximum a posteriori under a normal prior around the weights of the cold start."""
-        self._num_unfitted = 0
+    def _read(self) -> None:
+        """Those whose parents were chosen are remembered, all count for the calibration."""
+        if not self._unread:
+            return
+        log_probs, scores, depths, temperatures, chances, labels, is_asked = map(np.concatenate, zip(*self._unread, strict=True))
+        self._unread = []
+        self._calibration.add(chances, np.exp(scores), labels)
+        inputs = self.inputs(log_probs, scores - log_probs, depths, temperatures)[is_asked]
+        rows = (self._num_seen + np.arange(len(inputs))) % NUM_REMEMBERED
+        self._inputs[rows], self._labels[rows] = inputs, labels[is_asked]
+        self._num_seen += len(inputs)
+
+    def _fit(self) -> None:
+        """Maximum a posteriori under a normal prior around the weights of the cold start. The weights are new ones then."""
         inputs, labels = self._inputs[: self._num_seen], self._labels[: self._num_seen]
         weights = self.weights
         for _ in range(NUM_NEWTON_STEPS):

@@ -16,11 +16,12 @@ from itertools import accumulate
 
 import numpy as np
 
-from eagle_rt.speculate.acceptance import AcceptanceEstimator
+from eagle_rt.speculate.acceptance import AcceptanceEstimator, Calibration, VerifiedNodes
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.guard import Guard
-from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, best_of_each, bounds_of
+from eagle_rt.speculate.members import Members, conditions_of
+from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, best_of_each
 from eagle_rt.speculate.prices import Price, PriceBook, Stay, Verified, verified
 from eagle_rt.speculate.promises import (
     FIRST_CHANCES,
@@ -32,14 +33,13 @@ from eagle_rt.speculate.promises import (
     utilities_at,
 )
 from eagle_rt.speculate.sequences import HostSequence
-from eagle_rt.tree_shape import TreeShape
 
 # After a step in which nothing was worth drafting some go without asking: the more, the longer that lasts, but only a few where
 # drafts would have been worth it at such a share of their price. One in so many is learned from, since such steps are short.
 HOPELESS = 0.8
 MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31, 3, 8
 # After one in which all drafted, which was worth so many times its price, some do so without asking.
-CLEARLY_WORTH_IT, NUM_UNASKED = 1.25, 3
+CLEARLY_WORTH_IT, NUM_UNASKED = 1.25, 7
 # Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth: that takes time itself.
 NUM_FIRST_LESSONS, STEPS_A_LESSON = 64, 4
 # Prices of a node, in units of its parent's chance, for which the gain from children is remembered; and how fast it is forgotten.
@@ -56,7 +56,6 @@ class AdaptivePolicy:
 
     def __init__(self, costs: StepCosts, estimator: AcceptanceEstimator, max_batch_size: int | None) -> None:
         self.costs, self.estimator, self.prices, self.stay = costs, estimator, PriceBook(costs), Stay()
-        self.calibration = estimator.calibration
         self.allowance_ms, self.num_drafted_steps = 0.0, 0
         # For how many steps of how many sequences the last decision, all draft or none does, holds without asking; and how many
         # rested after the one before.
@@ -73,6 +72,10 @@ class AdaptivePolicy:
         first = np.maximum(0.0, FIRST_CHANCES[:, None] - CHILD_PRICES).mean(axis=0)
         self.children = np.tile(first, (2, estimator.max_depth + 1, 1))
         self.num_levels_seen = np.zeros((2, estimator.max_depth + 1))
+
+    @property
+    def calibration(self) -> Calibration:
+        return self.estimator.calibration
 
     def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
@@ -120,39 +123,13 @@ class AdaptivePolicy:
             history = self._histories[sequence.id] = DraftHistory(self._common[sequence.temperature > 0])
         return history
 
-    def members(self, sequences: Sequence[HostSequence]) -> "Members":
+    def members(self, sequences: Sequence[HostSequence]) -> Members:
         """The same ones from step to step, until one leaves."""
         key = [(sequence.id, sequence.bounds) for sequence in sequences]
         if self._members is None or self._members.key != key:
             self._members = Members(key, sequences, [self.history(sequence) for sequence in sequences])
             self._members.estimate(self.estimator)
         return self._members
-
-
-class Members:
-    """What the decisions for a batch of sequences need to know of them. [B] each.
-
-    kinds: 0 for greedy and 1 for sampled sequences, and `kind` where all are alike. slopes, offsets: of the estimator's lines, with
-    each one's own correction.
-    """
-
-    def __init__(
-        self, key: list[tuple[str, TreeShape | None]], sequences: Sequence[HostSequence], histories: list[DraftHistory]
-    ) -> None:
-        self.key, self.histories = key, histories
-        self.bounds = bounds_of(tuple(sequence.bounds for sequence in sequences))
-        self.least_top_k, self.most_steps = int(self.bounds.top_ks.min()), int(self.bounds.num_steps.max())
-        self.may_all_grow_to = int(self.bounds.num_steps.min())
-        self.fewest_drafts = int(self.bounds.most_drafts.min())
-        self.temperatures = np.array([sequence.temperature for sequence in sequences])
-        self.kinds = (self.temperatures > 0).astype(np.int64)
-        self.kind = int(self.kinds[0]) if (self.kinds == self.kinds[0]).all() else None
-
-    def estimate(self, estimator: AcceptanceEstimator) -> None:
-        """As the estimator and the corrections are now."""
-        self.corrections = np.array([history.correction for history in self.histories])
-        self.slopes, self.offsets = estimator.lines(self.temperatures)
-        self.offsets += self.corrections
 
 
 class RestingPlan(FixedPlan):
@@ -247,15 +224,14 @@ class AdaptivePlan:
         if depth >= members.most_steps:
             return newest.owners[:0]
         gains = self._gains_below(newest, depth)
-        if depth >= members.may_all_grow_to:
+        if depth >= members.least_steps:
             gains = np.where(newest.depths < members.bounds.num_steps[newest.owners], gains, 0.0)
         if gains.sum() <= price.least_level:
             return newest.owners[:0]
         order = (-gains).argsort(kind="stable")
         worth = gains[order].cumsum() - price.level.up_to(len(order))[1:]
         chosen = np.sort(order[: num_best(worth, 0.0)])
-        chosen = chosen[gains[chosen] > 0.0]
-        return chosen if len(chosen) <= members.least_top_k else best_of_each(newest, chosen, members.bounds.top_ks)
+        return best_of_each(newest, chosen[gains[chosen] > 0.0], members.bounds.top_ks)
 
     def _gains_below(self, newest: Candidates, depth: int) -> Floats:
         """[M] expected tokens of children of nodes of one depth, beyond the price of those children that are worth it."""
@@ -273,9 +249,7 @@ class AdaptivePlan:
         count = num_best(chances.cumsum() - prices[1:], -prices[0])
         if self._teaches:
             self._verified = verified(chances, prices, count, self._price.rate)
-        kept = np.sort(order[:count])
-        members = self._members
-        return kept if count <= members.fewest_drafts else best_of_each(candidates, kept, members.bounds.most_drafts)
+        return best_of_each(candidates, np.sort(order[:count]), self._members.bounds.most_drafts)
 
     def learn(self, record: StepRecord) -> None:
         policy = self._policy
@@ -305,20 +279,19 @@ class AdaptivePlan:
                 history.num_idle = 0
 
     def _learn_acceptance(self, record: StepRecord) -> None:
-        policy, members, labels = self._policy, self._members, record.is_accepted
-        estimator, kept = policy.estimator, record.candidates[record.kept]
-        parents = np.where(kept.parents < 0, -1, np.searchsorted(record.kept, kept.parents))
-        is_asked = (parents < 0) | (labels[parents] > 0)  # whether the target got as far as to choose among it and its siblings
-        inputs = estimator.inputs(kept.log_probs, kept.parent_scores, kept.depths, members.temperatures[kept.owners])
-        estimator.calibration.add(kept.values, np.exp(kept.scores), labels)
-        conditional = estimator.probabilities(inputs, members.corrections[kept.owners])
-        surprise = np.bincount(kept.owners, np.where(is_asked, labels - conditional, 0.0), len(self._sequences)).tolist()
-        estimator.observe(inputs[is_asked], labels[is_asked])
+        members, labels, kept = self._members, record.is_accepted, record.candidates[record.kept]
+        parents, is_first = np.searchsorted(record.kept, kept.parents), kept.parents < 0
+        is_asked = is_first | (labels[parents] > 0)
+        own = kept.values / np.where(is_first, 1.0, kept.values[parents])  # chances if the parent is accepted
+        surprise = np.bincount(kept.owners, np.where(is_asked, labels - own, 0.0), len(self._sequences)).tolist()
+        temperatures = members.temperatures[kept.owners]
+        nodes = VerifiedNodes(kept.log_probs, kept.scores, kept.depths, temperatures, kept.values, labels, is_asked)
+        self._policy.estimator.observe(nodes)
         for index in self.drafters:
             history = members.histories[index]
             correction = CORRECTION_DECAY * history.correction + CORRECTION_STEP * surprise[index]
             history.correction = min(MAX_CORRECTION, max(-MAX_CORRECTION, correction))
-        members.estimate(estimator)
+        members.estimate(self._policy.estimator)
 
     def _learn_children(self, deeper: Candidates, parent_values: Floats | None, own: Floats) -> None:
         """What the children of one level gain at each price; those of likely parents count most. own: [M] chances if the parent is
@@ -335,11 +308,6 @@ class AdaptivePlan:
                 policy.num_levels_seen[kind, depth] += 1
                 rate = max(CHILD_RATE, 1.0 / (2.0 + policy.num_levels_seen[kind, depth]))
                 policy.children[kind, depth] += rate * (weights @ gains / num_parents - policy.children[kind, depth])
-
-
-def conditions_of(sequences: Sequence[HostSequence]) -> Conditions:
-    context = sum(sequence.num_cached for sequence in sequences) / len(sequences)
-    return Conditions(len(sequences), context, any(sequence.temperature > 0 for sequence in sequences))
 
 
 def num_best(worth: Floats, of_none: float) -> int:

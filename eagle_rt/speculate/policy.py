@@ -104,6 +104,8 @@ def can_grow(newest: Candidates, bounds: Bounds) -> Ints:
 
 def best_of_each(candidates: Candidates, numbers: Ints, limits: Ints) -> Ints:
     """Those of `numbers` with the highest values of their sequence, at most limits[owner] each; ascending."""
+    if len(numbers) <= limits.min():
+        return numbers
     owners = candidates.owners[numbers]
     if (np.bincount(owners, minlength=len(limits)) <= limits).all():
         return numbers

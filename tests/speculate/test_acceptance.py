@@ -2,30 +2,46 @@
 
 import numpy as np
 
-from eagle_rt.speculate.acceptance import FIT_EVERY, AcceptanceEstimator, Calibration
+from eagle_rt.speculate.acceptance import FIT_EVERY, AcceptanceEstimator, Calibration, VerifiedNodes
 
 
-def observations(count: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
-    """Nodes that are accepted more rarely than the head says, the more so the deeper."""
+def observations(count: int, rng: np.random.Generator) -> tuple[VerifiedNodes, np.ndarray]:
+    """Nodes that are accepted more rarely than the head says, the more so the deeper; and how likely each was."""
     log_probs = np.log(rng.uniform(0.02, 0.98, count))
     depths = rng.integers(1, 5, count)
     parent_scores = -rng.uniform(0, 3, count)
     logits = 0.6 * (log_probs - np.log1p(-np.exp(log_probs))) - 0.3 * depths + 0.2 * parent_scores
     truth = 1 / (1 + np.exp(-logits))
-    return log_probs, parent_scores, depths, np.zeros(count), truth, (rng.uniform(size=count) < truth).astype(float)
+    labels = (rng.uniform(size=count) < truth).astype(float)
+    is_asked = np.ones(count, dtype=np.bool_)
+    return VerifiedNodes(log_probs, parent_scores + log_probs, depths, np.zeros(count), truth, labels, is_asked), truth
 
 
 def test_it_learns_what_nodes_are_worth() -> None:
     rng = np.random.default_rng(0)
     estimator = AcceptanceEstimator(max_depth=4)
-    for _ in range(20):
-        log_probs, parent_scores, depths, temperatures, _, labels = observations(FIT_EVERY, rng)
-        estimator.observe(estimator.inputs(log_probs, parent_scores, depths, temperatures), labels)
-    log_probs, parent_scores, depths, temperatures, truth, labels = observations(5000, rng)
-    inputs = estimator.inputs(log_probs, parent_scores, depths, temperatures)
-    learned = estimator.probabilities(inputs, np.zeros(len(labels)))
+    for _ in range(80):
+        estimator.observe(observations(FIT_EVERY // 4, rng)[0])
+    nodes, truth = observations(5000, rng)
+    inputs = estimator.inputs(nodes.log_probs, nodes.scores - nodes.log_probs, nodes.depths, nodes.temperatures)
+    learned = estimator.probabilities(inputs, np.zeros(5000))
     assert np.abs(learned - truth).mean() < 0.03
-    assert ((learned - labels) ** 2).mean() < 0.95 * ((np.exp(log_probs) - labels) ** 2).mean()
+    assert ((learned - nodes.labels) ** 2).mean() < 0.95 * ((np.exp(nodes.log_probs) - nodes.labels) ** 2).mean()
+
+
+def test_nodes_below_rejected_ones_say_nothing_of_themselves() -> None:
+    """They count as what they were given, and were not, only in the calibration."""
+    rng = np.random.default_rng(0)
+    seen, others = AcceptanceEstimator(max_depth=4), AcceptanceEstimator(max_depth=4)
+    for _ in range(4):
+        nodes, _ = observations(FIT_EVERY, rng)
+        below = observations(FIT_EVERY, rng)[0]._replace(labels=np.zeros(FIT_EVERY), is_asked=np.zeros(FIT_EVERY, dtype=np.bool_))
+        seen.observe(nodes)
+        others.observe(below)
+        others.observe(nodes)
+    np.testing.assert_array_equal(seen.weights, others.weights)
+    assert sum(seen.calibration.counts) == 4 * FIT_EVERY
+    assert sum(others.calibration.counts) == 8 * FIT_EVERY
 
 
 def test_it_begins_where_it_is_told_to() -> None:
@@ -55,13 +71,15 @@ def test_nodes_of_a_level_are_what_their_inputs_say() -> None:
 
 def test_odd_inputs_stay_finite() -> None:
     estimator = AcceptanceEstimator(max_depth=2)
-    inputs = estimator.inputs(
-        np.array([0.0, -1e9, -np.inf]), np.array([0.0, -np.inf, 0.0]), np.array([1, 2, 9]), np.array([0, 100.0, 1e-6])
-    )
+    odd = np.array([0.0, -1e9, -1e300]), np.array([0.0, -1e300, 0.0]), np.array([1, 2, 9]), np.array([0, 100.0, 1e-6])
+    inputs = estimator.inputs(*odd)
     assert np.isfinite(inputs).all()
+    log_probs, parent_scores, depths, temperatures = (np.repeat(column, 200) for column in odd)
     for label in (1.0, 0.0):
+        labels, is_asked = np.full(600, label), np.ones(600, dtype=np.bool_)
         for _ in range(3):
-            estimator.observe(np.repeat(inputs, 200, axis=0), np.full(600, label))
+            scores = parent_scores + log_probs
+            estimator.observe(VerifiedNodes(log_probs, scores, depths, temperatures, labels, labels, is_asked))
     assert np.isfinite(estimator.weights).all()
     chances = estimator.probabilities(inputs, np.zeros(3))
     assert ((chances >= 0) & (chances <= 1)).all()
