@@ -57,10 +57,10 @@ class AdaptivePolicy:
     def __init__(self, costs: StepCosts, estimator: AcceptanceEstimator, max_batch_size: int | None) -> None:
         self.costs, self.estimator, self.prices, self.stay = costs, estimator, PriceBook(costs), Stay()
         self.allowance_ms, self.num_drafted_steps = 0.0, 0
-        # For how many steps of how many sequences the last decision, all draft or none does, holds without asking; and how many
-        # rested after the one before.
-        self.num_unasked = self.unasked_size = self.num_rested = 0
-        self.all_draft = False
+        # For how many steps the last decision holds without asking, which was that all of so many sequences draft or that none
+        # does; how many rested after the one before; and whether a sequence of which nothing is known would draft.
+        self.num_unasked = self.asked_size = self.num_rested = 0
+        self.all_draft, self.unknown_may_draft = False, True
         self._members: Members | None = None
         self._max_batch_size = max_batch_size
         self._histories: dict[str, DraftHistory] = {}
@@ -80,7 +80,10 @@ class AdaptivePolicy:
     def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
             return False
-        price = self.prices.at(Conditions(max(1, batch_size), 64, is_sampled))
+        return self.unknown_pays(self.prices.at(Conditions(max(1, batch_size), 64, is_sampled)), num_rows, is_sampled)
+
+    def unknown_pays(self, price: Price, num_rows: float, is_sampled: bool) -> bool:
+        """Whether sequences of which nothing is known would draft, where a head has to read so many rows of each first."""
         return price.pays(self._common[is_sampled].utility(price)[0] - price.missed_row * num_rows / self.stay.steps_left)
 
     def guard(self, conditions: Conditions) -> Guard:
@@ -92,7 +95,7 @@ class AdaptivePolicy:
         is_too_large = self._max_batch_size is not None and len(sequences) > self._max_batch_size
         if is_too_large or not any(sequence.bounds for sequence in sequences):
             return RestingPlan(self, sequences)
-        if self.num_unasked == 0 or self.unasked_size != len(sequences):
+        if self.num_unasked == 0 or not self._is_as_asked(len(sequences)):
             return AdaptivePlan(self, sequences, num_missing, None)
         self.num_unasked -= 1
         if self.all_draft:
@@ -100,6 +103,10 @@ class AdaptivePolicy:
         if self.num_unasked % RESTING_STEPS_A_LESSON:
             return RestingPlan(self, sequences)
         return AdaptivePlan(self, sequences, num_missing, [])
+
+    def _is_as_asked(self, batch_size: int) -> bool:
+        """While one leaves and the next one's prompt is read there are a few less, of which no more will pay."""
+        return batch_size == self.asked_size or (not self.all_draft and 4 * abs(batch_size - self.asked_size) <= self.asked_size)
 
     def allow_tries(self, step_ms: float) -> None:
         """Some of the time goes into drafts of sequences that do not draft otherwise."""
@@ -115,7 +122,8 @@ class AdaptivePolicy:
     def forget(self, sequence_id: str) -> None:
         self._histories.pop(sequence_id, None)
         self.stay.add_end()
-        self.num_unasked = self.num_rested = 0  # another may take its place
+        if self.all_draft or self.unknown_may_draft:
+            self.num_unasked = self.num_rested = 0  # another may take its place
 
     def history(self, sequence: HostSequence) -> DraftHistory:
         history = self._histories.get(sequence.id)
@@ -156,11 +164,12 @@ class AdaptivePlan:
     ) -> None:
         """drafters: those that draft, None where that is to be decided."""
         self._policy, self._sequences = policy, sequences
-        self._members = policy.members(sequences)
         self._conditions = conditions_of(sequences)
         self._price = policy.prices.at(self._conditions)
         self._teaches = True
         self._verified: Verified | None = None
+        if drafters != []:
+            self._members = policy.members(sequences)
         self.drafters = self._choose_drafters(self._price, num_missing) if drafters is None else drafters
         if self.drafters and not policy.guard(self._conditions).allows_drafts():
             self.drafters = []
@@ -204,7 +213,8 @@ class AdaptivePlan:
         policy.num_rested = 0 if drafters else min(most_rests, 1 + 2 * policy.num_rested)
         policy.all_draft = num_drafters == len(sequences)
         is_clear = policy.all_draft and gains[-1] > CLEARLY_WORTH_IT * price.starts[-1]
-        policy.num_unasked, policy.unasked_size = NUM_UNASKED if is_clear else policy.num_rested, len(sequences)
+        policy.num_unasked, policy.asked_size = NUM_UNASKED if is_clear else policy.num_rested, len(sequences)
+        policy.unknown_may_draft = policy.unknown_pays(price, 0.0, self._conditions.is_sampled)
         return sorted(drafters)
 
     def values(self, deeper: Candidates, parent_values: Floats | None) -> Floats:

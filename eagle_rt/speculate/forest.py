@@ -110,10 +110,11 @@ class PackedTrees:
         choose: the target's choices after these rows. It is asked for one depth after the other, and only after accepted nodes,
         since drawing from a large vocabulary takes its time.
         """
-        children: dict[tuple[int, int], int] = {}
-        if not self.is_plain:
-            edges = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
-            children = {edge: row for row, edge in enumerate(edges)}
+        if self.is_plain:
+            rows = list(range(len(self.owners)))
+            return [[row] for row in rows], [[token] for token in choose(rows)]
+        edges = zip(self.parents.tolist(), self.tokens.tolist(), strict=True)
+        children = {edge: row for row, edge in enumerate(edges)}
         paths: list[list[int]] = [[] for _ in self.starts[:-1]]
         choices: list[list[int]] = [[] for _ in paths]
         ends = dict(enumerate(self.starts[:-1]))  # where each sequence is that may go on

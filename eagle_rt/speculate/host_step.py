@@ -6,6 +6,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -121,6 +122,13 @@ class HostStepper:
     def _keep(self, sequences: list[HostSequence], trees: PackedTrees, paths: list[list[int]], features: Tensor | None) -> None:
         """Move the cache rows of the accepted nodes to where the text goes on, and put their features aside for the head."""
         assert features is not None
+        rows = list(chain.from_iterable(paths))
+        accepted = features if len(rows) == len(features) else features[self._tensor(rows)]
+        for sequence, own in zip(sequences, accepted.split([len(path) for path in paths]), strict=True):
+            if sequence.bounds:
+                self.drafter.rows.add(sequence.id, own)
+        if trees.is_plain:
+            return
         sources, targets = [], []
         for sequence, start, path in zip(sequences, trees.starts, paths, strict=False):
             moved = [(row - start, place) for place, row in enumerate(path) if row - start != place]
@@ -128,9 +136,6 @@ class HostStepper:
                 places = np.array(moved) + sequence.num_cached
                 sources.append(sequence.rows.at(places[:, 0]))
                 targets.append(sequence.rows.at(places[:, 1]))
-            if sequence.bounds:
-                is_run = path[-1] - path[0] == len(path) - 1
-                self.drafter.rows.add(sequence.id, features[path[0] : path[-1] + 1] if is_run else features[path])
         if sources:
             self.pool.move(self._tensor(np.concatenate(sources)), self._tensor(np.concatenate(targets)))
 

@@ -129,12 +129,16 @@ def packed_scratch_batch(
     positions past the cached rows; visible: [T, C] which of the scratch rows in use each sees, None for causal.
     """
     device = sequences[0].rows.slots.device
-    bases = np.repeat([sequence.num_cached for sequence in sequences], counts)
+    bases = np.repeat([own.num_cached for own in sequences], counts)
     starts = np.cumsum([0, *counts]).tolist()
     spans = list(zip(sequences, starts, starts[1:], num_scratch, strict=False))
     mask = None if visible is None else torch.from_numpy(visible).to(device)
     kv_lens = tuple(own.num_cached + in_use for own, _, _, in_use in spans)
-    slots = np.concatenate([own.rows.at(own.num_cached + places[start:stop]) for own, start, stop, _ in spans])
+    firsts = [own.rows.first for own in sequences if own.rows.first is not None]
+    if len(firsts) < len(sequences):
+        slots = np.concatenate([own.rows.at(own.num_cached + places[start:stop]) for own, start, stop, _ in spans])
+    else:
+        slots = np.repeat(firsts, counts) + bases + places
     return Batch(
         tokens=torch.as_tensor(tokens, device=device),
         positions=torch.as_tensor(bases + offsets, device=device),

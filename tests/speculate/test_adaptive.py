@@ -9,6 +9,7 @@ from eagle_rt.speculate.adaptive import (
     CHILD_PRICES,
     MOST_RESTING_STEPS,
     MOST_RESTING_STEPS_WHERE_NEARLY,
+    NUM_UNASKED,
     RESTING_STEPS_A_LESSON,
     AdaptivePolicy,
     RestingPlan,
@@ -102,15 +103,36 @@ def step(adaptive: AdaptivePolicy, name: str = "a") -> DraftPlan:
     return plan
 
 
-def test_where_nothing_pays_steps_rest_until_a_request_leaves() -> None:
+def test_where_nothing_pays_steps_rest() -> None:
     hopeless = policy(costs(start=50.0, level=50.0, node=20.0))
     asked = [isinstance(step(hopeless), RestingPlan) for _ in range(200)]
     assert asked.count(False) < 40
     assert asked[-40:].count(False) >= 40 // RESTING_STEPS_A_LESSON, "some are learned from"
-    while not hopeless.num_unasked:
-        step(hopeless)
-    hopeless.forget("a")
-    assert not isinstance(step(hopeless, "b"), RestingPlan)
+
+
+def test_a_request_that_leaves_ends_the_rest_where_the_next_one_may_draft() -> None:
+    for unknown_may_draft in (False, True):
+        resting = policy(costs(start=50.0, level=50.0, node=20.0))
+        while resting.num_unasked < 4:
+            step(resting)
+        resting.unknown_may_draft = unknown_may_draft
+        resting.forget("a")
+        assert isinstance(step(resting, "b"), RestingPlan) != unknown_may_draft
+
+
+def test_clear_decisions_hold_for_the_same_sequences_only() -> None:
+    """A batch that rests goes on resting while the next prompt is read; one that drafts is asked again."""
+    clear = policy(costs(start=0.01, level=50.0, node=0.01))
+    for count, num_held in ((4, 0), (4, 1), (4, 2), (3, 0), (4, 0), (4, 1)):
+        begun(clear, [0.0] * count)
+        assert clear.num_unasked == NUM_UNASKED - num_held
+    hopeless = policy(costs(start=50.0, level=50.0, node=20.0))
+    while hopeless.num_unasked < 20:
+        plan_for(hopeless, [0.0] * 8)
+    for count, rests in ((7, True), (8, True), (2, False)):
+        before = hopeless.num_unasked
+        plan_for(hopeless, [0.0] * count)
+        assert (hopeless.num_unasked == before - 1) == rests
 
 
 def test_steps_rest_for_longer_where_nothing_nearly_pays() -> None:
@@ -134,7 +156,8 @@ def test_drafts_that_nearly_pay_are_tried_in_little_of_the_time() -> None:
     start = 10.0 * common.utility(free)[0] / 0.9
     nearly = policy(costs(start=start, level=50.0, node=0.1))
     assert not step(nearly).drafters
-    nearly.forget("a")  # the rest after that
+    while nearly.num_unasked:  # the rest after that
+        step(nearly)
     nearly.allowance_ms = before = 0.2 * start
     assert step(nearly).drafters == [0]
     assert before - nearly.allowance_ms == pytest.approx(0.1 * start, rel=0.1)
@@ -160,14 +183,19 @@ def test_the_number_that_is_worth_most() -> None:
     assert num_best(np.zeros(0), -1.0) == 0
 
 
-def begun(adaptive: AdaptivePolicy, temperatures: list[float]) -> DraftPlan:
+def plan_for(adaptive: AdaptivePolicy, temperatures: list[float]) -> DraftPlan:
     rows = SequenceRows.__new__(SequenceRows)  # nothing is cached
     names = [f"{number}" for number in range(len(temperatures))]
     sequences = [
         HostSequence(name, [0] * 64, rows, own, TreeShape(4, 3, 24)) for name, own in zip(names, temperatures, strict=True)
     ]
-    plan = adaptive.begin(sequences, [1] * len(sequences))
-    assert plan.drafters == list(range(len(sequences)))
+    return adaptive.begin(sequences, [1] * len(sequences))
+
+
+def begun(adaptive: AdaptivePolicy, temperatures: list[float]) -> DraftPlan:
+    """Where all draft."""
+    plan = plan_for(adaptive, temperatures)
+    assert plan.drafters == list(range(len(temperatures)))
     return plan
 
 
