@@ -12,10 +12,10 @@ from eagle_rt.speculate.forest import Floats, Ints
 
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
 PARTS = ("start", "level", "verify")
-# Corrections remember some 1 / (1 - ROWS_MEMORY) measurements of a number of rows, and forget them slowly where no more come; they
-# are held to those of all numbers by so many. One measurement counts as no farther from what was expected than LARGEST_SURPRISE, a
-# logarithm, and than FIRST_SURPRISE while there are few, since the machine stands still now and then.
-ROWS_MEMORY, OTHERS_MEMORY, HELD_BY = 0.97, 0.998, 4.0
+# Corrections remember some 1 / (1 - memory) measurements, of all numbers of rows together and of each, and are held to what they begin
+# at by so many. One measurement counts as no farther from what was expected than LARGEST_SURPRISE, a logarithm, and than
+# FIRST_SURPRISE while there are few, since the machine stands still now and then.
+COMMON_MEMORY, ROWS_MEMORY, HELD_BY = 0.97, 0.97, 4.0
 LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST = math.log(1.5), math.log(4.0), 8
 # Of numbers of rows; and how many measurements are taken before what they say is looked at.
 NUM_PLACES, MOST_UNREAD = 28, 16
@@ -51,56 +51,43 @@ class Conditions:
 
 
 class Correction:
-    """The ratio of measured to predicted, by the number of rows in steps of half a power of two.
+    """The ratio of measured to predicted: one for all numbers of rows, and what each differs from it, in steps of half a power of two.
 
-    Timing is noisy, and what one more row costs is a small difference of such ratios: those of one number of rows are believed
-    only as far as there are many of them, and are forgotten where no more come. `log_ratio` is what it begins at.
+    Machines are faster and slower from one minute to the next, whatever the number of rows: that must not make those numbers look
+    cheap, or dear, that were measured last before. Timing is noisy, and what one more row costs is a small difference of such
+    ratios: what one number differs by is believed only as far as there are many measurements. `common`: a log; what it begins at.
     """
 
-    def __init__(self, log_ratio: float) -> None:
-        self._log_ratio = log_ratio
-        # Of each place a weight, a sum of logs, and after how many measurements they were that.
-        self._places: dict[int, tuple[float, float, int]] = {}
-        self._num_measured = 0
-        self._logs, self._num_unread = [log_ratio] * NUM_PLACES, 0
-
-    @property
-    def common(self) -> float:
-        """The log of the ratio over all numbers of rows."""
-        known = [self._known(place) for place in self._places]
-        weight, total = sum(weight for weight, _ in known), sum(total for _, total in known)
-        return (HELD_BY * self._log_ratio + total) / (HELD_BY + weight)
+    def __init__(self, common: float) -> None:
+        self.common, self._num_measured = common, HELD_BY
+        # Of each place that was measured a weight and a sum of differences in logs.
+        self._places: dict[int, tuple[float, float]] = {}
+        self._differences, self._num_unread = [0.0] * NUM_PLACES, 0
 
     def at(self, num_rows: Floats) -> Floats:
         """Interpolated between the row numbers that were measured."""
         self._read()
-        return np.exp(np.interp(2.0 * np.log2(np.maximum(num_rows, 1.0)), PLACES, self._logs))
+        return np.exp(self.common + np.interp(2.0 * np.log2(np.maximum(num_rows, 1.0)), PLACES, self._differences))
 
     def move(self, num_rows: int, ratio: float) -> None:
         place = min(NUM_PLACES - 1, round(2.0 * math.log2(max(num_rows, 1))))
         if self._num_unread == MOST_UNREAD:
             self._read()
-        weight, total = self._known(place)
+        weight, total = self._places.get(place, (0.0, 0.0))
         most = LARGEST_SURPRISE if weight > NUM_FIRST else FIRST_SURPRISE
-        expected = self._logs[place]
-        log_ratio = min(expected + most, max(expected - most, math.log(max(ratio, 1e-9))))
-        self._num_measured += 1
-        self._places[place] = ROWS_MEMORY * weight + 1.0, ROWS_MEMORY * total + log_ratio, self._num_measured
+        expected = self.common + self._differences[place]
+        surprise = min(most, max(-most, math.log(max(ratio, 1e-9)) - expected))
+        self._num_measured = COMMON_MEMORY * self._num_measured + 1.0
+        self.common += surprise / self._num_measured
+        self._places[place] = ROWS_MEMORY * weight + 1.0, ROWS_MEMORY * total + expected + surprise - self.common
         self._num_unread += 1
-
-    def _known(self, place: int) -> tuple[float, float]:
-        """The weight and the sum of logs of a place, what is forgotten since taken off."""
-        weight, total, when = self._places.get(place, (0.0, 0.0, 0))
-        memory = OTHERS_MEMORY ** (self._num_measured - when)
-        return memory * weight, memory * total
 
     def _read(self) -> None:
         """What the measurements say at every place."""
         if self._num_unread:
-            common, places = self.common, sorted(self._places)
-            known = [self._known(place) for place in places]
-            logs = [(total + HELD_BY * common) / (weight + HELD_BY) for weight, total in known]
-            self._logs, self._num_unread = np.interp(PLACES, places, logs).tolist(), 0
+            places = sorted(self._places)
+            known = [total / (weight + HELD_BY) for weight, total in map(self._places.__getitem__, places)]
+            self._differences, self._num_unread = np.interp(PLACES, places, known).tolist(), 0
 
 
 @dataclass

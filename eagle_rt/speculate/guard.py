@@ -3,7 +3,7 @@
 # While steps draft, one in so many does not, fewer where drafts clearly pay; drafts that gain less than steps without
 # them over so many steps are stopped for a while, which doubles while they go on failing.
 DRAFTS_A_PLAIN_STEP, DRAFTS_A_PLAIN_STEP_WHERE_CLEAR, CLEAR_GAIN = 16, 64, 1.1
-GUARD_MEMORY, NUM_JUDGED, LEAST_GAIN, FIRST_BAN, LONGEST_BAN = 0.97, 16, 0.95, 32, 512
+GUARD_MEMORY, NUM_JUDGED, LEAST_GAIN, FIRST_BAN, LONGEST_BAN = 0.99, 16, 0.95, 32, 512
 # So many steps without drafts are a pause.
 PAUSE = 8
 
@@ -21,8 +21,9 @@ class Guard:
         """What a step gained, in what time. Drafts after a pause are judged by themselves: those of before were for other texts."""
         if drafted and self._since_drafted >= PAUSE:
             self._sums[True], self._num_drafted = [0.0, 0.0], 0
-        sums = self._sums[drafted]
-        sums[0], sums[1] = GUARD_MEMORY * sums[0] + tokens, GUARD_MEMORY * sums[1] + ms
+        self._sums = {kind: [GUARD_MEMORY * value for value in sums] for kind, sums in self._sums.items()}
+        self._sums[drafted][0] += tokens
+        self._sums[drafted][1] += ms
         self._num_drafted += drafted
         self._since_plain, self._since_drafted = (self._since_plain + 1, 0) if drafted else (0, self._since_drafted + 1)
 
