@@ -8,13 +8,16 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from eagle_rt.batch import Batch, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
 
+Ints, Bools = NDArray[np.int64], NDArray[np.bool_]
 # Sequences go together if they have about as many queries and about as many rows as each other, since all are filled up to the
 # most: up to FEW_ROWS or up to MANY_ROWS, beyond which copying the rows side by side takes longer than a call of its own for each
 # sequence; and so many queries that a further call would take longer than the fillings, of which it is worth as many as CALL, in
@@ -75,31 +78,31 @@ class GroupedAttention:
         return output
 
     def _group(self, batch: Batch, pool: KVPool, members: list[int]) -> Group:
+        """Made on the host, and moved at once."""
         assert isinstance(batch.rows, HostRows)
         device = batch.tokens.device
-        starts = [batch.query_starts[b] for b in members]
-        counts = [batch.query_starts[b + 1] - start for b, start in zip(members, starts, strict=True)]
-        lengths = [batch.rows.kv_lens[b] for b in members]
-        num_members, num_queries, num_rows = len(members), max(counts), max(lengths)
+        starts = np.array([batch.query_starts[b] for b in members])
+        counts = np.array([batch.query_starts[b + 1] for b in members]) - starts
+        lengths = np.array([batch.rows.kv_lens[b] for b in members])
+        num_members, num_queries, num_rows = len(members), int(counts.max()), int(lengths.max())
         queries = kept = outputs = None
         positions = batch.positions
-        if num_members < batch.batch_size or min(counts) < num_queries:
-            places = torch.arange(num_queries, device=device)
-            last = torch.tensor(counts, device=device)[:, None] - 1
-            queries = (torch.tensor(starts, device=device)[:, None] + torch.minimum(places, last)).flatten()
-            kept = (places <= last).flatten().nonzero()[:, 0]
-            outputs = queries[kept]
+        if num_members < batch.batch_size or counts.min() < num_queries:
+            places = np.arange(num_queries)
+            rows = (starts[:, None] + np.minimum(places, counts[:, None] - 1)).ravel()
+            real = (places < counts[:, None]).ravel().nonzero()[0]
+            queries, kept, outputs = (torch.from_numpy(own).to(device) for own in (rows, real, rows[real]))
             positions = positions[queries]
         slots = views = None
         own_slots = [batch.rows.kv_slots[b] for b in members]
         if num_members == 1 and isinstance(own_slots[0], slice):
             views = pool.views(own_slots[0])
         else:
-            slots = side_by_side(own_slots, num_rows, device)
+            slots = torch.from_numpy(side_by_side(own_slots, lengths)).to(device)
         visible = visible_rows(batch, members, counts, lengths)
         bias = None
         if visible is not None:
-            bias = torch.zeros(visible.shape, dtype=self._dtype, device=device).masked_fill_(~visible, -torch.inf)[:, None]
+            bias = torch.from_numpy(np.where(visible, np.float32(0), np.float32(-np.inf))[:, None]).to(device, self._dtype)
         shape = (num_members, num_queries, num_rows)
         return Group(shape, queries, kept, outputs, slots, views, positions.view(num_members, num_queries), bias)
 
@@ -138,35 +141,32 @@ def most_queries(counts: list[int], num_rows: int) -> list[int]:
     return best[-1][1]
 
 
-def side_by_side(slots: list[Tensor | slice], num_rows: int, device: torch.device) -> Tensor:
-    """[n * num_rows] the slots of n sequences, the last ones repeated."""
-    places, filled = torch.arange(num_rows, device=device), []
-    for own in slots:
-        if isinstance(own, slice):
-            filled.append((own.start + places).clamp(max=own.stop - 1))
-        else:
-            filled.append(own if len(own) == num_rows else own[places.clamp(max=len(own) - 1)])
-    return torch.cat(filled)
+def side_by_side(slots: list[Tensor | slice], lengths: Ints) -> Ints:
+    """[n * K] the slots of n sequences, the last ones repeated."""
+    places = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
+    firsts = [own.start for own in slots if isinstance(own, slice)]
+    if len(firsts) == len(slots):
+        return (np.array(firsts)[:, None] + places).ravel()
+    filled = [own.start + row if isinstance(own, slice) else own.cpu().numpy()[row] for own, row in zip(slots, places, strict=True)]
+    return np.concatenate(filled)
 
 
-def visible_rows(batch: Batch, members: list[int], counts: list[int], lengths: list[int]) -> Tensor | None:
-    """[n, Q, K] bool for these sequences, or None where all is visible; what it says of fillings means nothing."""
-    tree_mask, device = batch.tree_mask, batch.tokens.device
-    assert not isinstance(tree_mask, MaskWords)
-    are_alike = max(counts) == 1 and min(lengths) == max(lengths)
-    # To look into a mask on a GPU would mean to wait for it.
-    if are_alike and (tree_mask is None or (device.type == "cpu" and all(bool(tree_mask[b].all()) for b in members))):
+def visible_rows(batch: Batch, members: list[int], counts: Ints, lengths: Ints) -> Bools | None:
+    """[n, Q, K] for these sequences, or None where all is visible; what it says of fillings means nothing."""
+    assert not isinstance(batch.tree_mask, MaskWords)
+    masks = None if batch.tree_mask is None else [batch.tree_mask[b].cpu().numpy() for b in members]
+    num_queries, num_rows = counts.max(), lengths.max()
+    if num_queries == 1 and lengths.min() == num_rows and (masks is None or all(own.all() for own in masks)):
         return None
-    kv_lens, num_queries = torch.tensor(lengths, device=device)[:, None, None], max(counts)
-    if tree_mask is None:
-        own = torch.tensor(counts, device=device)[:, None, None]
-        num_seen = torch.minimum(kv_lens - own + torch.arange(1, num_queries + 1, device=device)[:, None], kv_lens)
-        return torch.arange(max(lengths), device=device) < num_seen
-    columns = [tree_mask[b].shape[1] for b in members]
-    prefixes = kv_lens - torch.tensor(columns, device=device)[:, None, None]
-    visible = (torch.arange(max(lengths), device=device) < prefixes).repeat(1, num_queries, 1)
-    for own, b, count, length, width in zip(visible, members, counts, lengths, columns, strict=True):
-        own[:count, length - width : length] = tree_mask[b]
+    lengths, rows = lengths[:, None, None], np.arange(num_rows)
+    if masks is None:
+        num_seen = lengths - counts[:, None, None] + np.arange(1, num_queries + 1)[:, None]
+        return rows < np.minimum(num_seen, lengths)
+    prefixes = lengths - np.array([own.shape[1] for own in masks])[:, None, None]
+    visible = (rows < prefixes).repeat(num_queries, axis=1)
+    for own, mask, start in zip(visible, masks, prefixes[:, 0, 0].tolist(), strict=True):
+        num_own, width = mask.shape
+        own[:num_own, start : start + width] = mask
     return visible
 
 

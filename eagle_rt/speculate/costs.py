@@ -12,8 +12,8 @@ from eagle_rt.speculate.forest import Floats, Ints
 
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
 PARTS = ("start", "level", "verify")
-# Corrections remember some 1 / (1 - memory) measurements, of all numbers of rows together and of each, and are held to what they begin
-# at by so many. One measurement counts as no farther from what was expected than LARGEST_SURPRISE, a logarithm, and than
+# Corrections remember some 1 / (1 - memory) measurements, of all numbers of rows and of each, and are held to what they begin at by
+# so many. One measurement counts as no farther from what was expected than LARGEST_SURPRISE, a logarithm, and than
 # FIRST_SURPRISE while there are few, since the machine stands still now and then.
 COMMON_MEMORY, ROWS_MEMORY, HELD_BY = 0.97, 0.97, 4.0
 LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST = math.log(1.5), math.log(4.0), 8
@@ -51,7 +51,7 @@ class Conditions:
 
 
 class Correction:
-    """The ratio of measured to predicted: one for all numbers of rows, and what each differs from it, in steps of half a power of two.
+    """The ratio of measured to predicted: one for all numbers of rows, and what each differs from it, by half powers of two.
 
     Machines are faster and slower from one minute to the next, whatever the number of rows: that must not make those numbers look
     cheap, or dear, that were measured last before. Timing is noisy, and what one more row costs is a small difference of such
