@@ -68,11 +68,10 @@ class GroupedAttention:
         return GroupedPlan(pool, tuple(self._group(batch, pool, members) for members in groups))
 
     def run(self, queries: Tensor, layer: int, plan: GroupedPlan, window: int | None) -> Tensor:
-        first, *others = plan.groups
-        if first.outputs is None:
-            return run_group(queries, layer, plan.pool, first, window)
+        if len(plan.groups) == 1:  # which are in order
+            return run_group(queries, layer, plan.pool, plan.groups[0], window)
         output = torch.empty_like(queries, memory_format=torch.contiguous_format)
-        for group in (first, *others):
+        for group in plan.groups:
             assert group.outputs is not None
             output.index_copy_(0, group.outputs, run_group(queries, layer, plan.pool, group, window))
         return output

@@ -69,6 +69,18 @@ def test_it_follows_a_machine_that_slows_down() -> None:
     assert float(cost.ms(4, 16, when(4))) == pytest.approx(1.5 * true_ms(4, 16), rel=0.05)
 
 
+def test_a_machine_that_slows_down_makes_no_number_of_rows_look_cheap() -> None:
+    """Those that are not met meanwhile go along, and keep what they differ by."""
+    cost = fitted_cost(measured("verify"))
+    for _ in range(60):
+        for num_rows, ratio in ((16, 1.0), (48, 1.3)):
+            cost.correct(Observation("verify", 4, num_rows, ratio * true_ms(4, num_rows)), when(4))
+    for _ in range(200):
+        cost.correct(Observation("verify", 4, 16, 2.0 * true_ms(4, 16)), when(4))
+    for num_rows, ratio in ((16, 2.0), (48, 2.6)):
+        assert float(cost.ms(4, num_rows, when(4))) == pytest.approx(ratio * true_ms(4, num_rows), rel=0.08)
+
+
 def test_steps_that_draw_tokens_have_corrections_of_their_own_and_by_rows() -> None:
     """Noise for every token of the vocabulary costs by the row; greedy steps know nothing of it."""
     cost = fitted_cost(measured("verify"))
