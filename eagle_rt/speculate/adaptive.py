@@ -57,10 +57,11 @@ class AdaptivePolicy:
     def __init__(self, costs: StepCosts, estimator: AcceptanceEstimator, max_batch_size: int | None) -> None:
         self.costs, self.estimator, self.prices, self.stay = costs, estimator, PriceBook(costs), Stay()
         self.allowance_ms, self.num_drafted_steps = 0.0, 0
-        # For how many steps the last decision holds without asking, which was that all of so many sequences draft or that none
-        # does; how many rested after the one before; and whether a sequence of which nothing is known would draft.
-        self.num_unasked = self.asked_size = self.num_rested = 0
-        self.all_draft, self.unknown_may_draft = False, True
+        # For how many steps the last decision holds without asking, which was that all of these sequences draft or that none of
+        # about so many does; how many rested after the one before; and whether one of which nothing is known would draft.
+        self.num_unasked = self.num_resting_sequences = self.num_rested = 0
+        self.all_draft: Members | None = None
+        self.unknown_may_draft = True
         self._members: Members | None = None
         self._max_batch_size = max_batch_size
         self._histories: dict[str, DraftHistory] = {}
@@ -95,7 +96,7 @@ class AdaptivePolicy:
         is_too_large = self._max_batch_size is not None and len(sequences) > self._max_batch_size
         if is_too_large or not any(sequence.bounds for sequence in sequences):
             return RestingPlan(self, sequences)
-        if self.num_unasked == 0 or not self._is_as_asked(len(sequences)):
+        if self.num_unasked == 0 or not self._is_as_asked(sequences):
             return AdaptivePlan(self, sequences, num_missing, None)
         self.num_unasked -= 1
         if self.all_draft:
@@ -104,9 +105,11 @@ class AdaptivePolicy:
             return RestingPlan(self, sequences)
         return AdaptivePlan(self, sequences, num_missing, [])
 
-    def _is_as_asked(self, batch_size: int) -> bool:
-        """While one leaves and the next one's prompt is read there are a few less, of which no more will pay."""
-        return batch_size == self.asked_size or (not self.all_draft and 4 * abs(batch_size - self.asked_size) <= self.asked_size)
+    def _is_as_asked(self, sequences: Sequence[HostSequence]) -> bool:
+        """A rest goes on while one leaves and the next one's prompt is read: there are a few less, of which no more will pay."""
+        if self.all_draft:
+            return self.members(sequences) is self.all_draft
+        return 4 * abs(len(sequences) - self.num_resting_sequences) <= self.num_resting_sequences
 
     def allow_tries(self, step_ms: float) -> None:
         """Some of the time goes into drafts of sequences that do not draft otherwise."""
@@ -211,9 +214,9 @@ class AdaptivePlan:
                     drafters.append(index)
         most_rests = MOST_RESTING_STEPS if is_hopeless else MOST_RESTING_STEPS_WHERE_NEARLY
         policy.num_rested = 0 if drafters else min(most_rests, 1 + 2 * policy.num_rested)
-        policy.all_draft = num_drafters == len(sequences)
+        policy.all_draft = self._members if num_drafters == len(sequences) else None
         is_clear = policy.all_draft and gains[-1] > CLEARLY_WORTH_IT * price.starts[-1]
-        policy.num_unasked, policy.asked_size = NUM_UNASKED if is_clear else policy.num_rested, len(sequences)
+        policy.num_unasked, policy.num_resting_sequences = NUM_UNASKED if is_clear else policy.num_rested, len(sequences)
         policy.unknown_may_draft = policy.unknown_pays(price, 0.0, self._conditions.is_sampled)
         return sorted(drafters)
 
@@ -292,7 +295,7 @@ class AdaptivePlan:
         members, labels, kept = self._members, record.is_accepted, record.candidates[record.kept]
         parents, is_first = np.searchsorted(record.kept, kept.parents), kept.parents < 0
         is_asked = is_first | (labels[parents] > 0)
-        own = kept.values / np.where(is_first, 1.0, kept.values[parents])  # chances if the parent is accepted
+        own = kept.values / np.where(is_first, 1.0, np.maximum(kept.values[parents], 1e-9))  # chances if the parent is accepted
         surprise = np.bincount(kept.owners, np.where(is_asked, labels - own, 0.0), len(self._sequences)).tolist()
         temperatures = members.temperatures[kept.owners]
         nodes = VerifiedNodes(kept.log_probs, kept.scores, kept.depths, temperatures, kept.values, labels, is_asked)

@@ -12,9 +12,9 @@ from eagle_rt.speculate.forest import Floats, Ints
 
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
 PARTS = ("start", "level", "verify")
-# Corrections remember some 1 / (1 - memory) measurements, of all numbers of rows and of each, and are held to what they begin at by
-# so many. One measurement counts as no farther from what was expected than LARGEST_SURPRISE, a logarithm, and than
-# FIRST_SURPRISE while there are few, since the machine stands still now and then.
+# Corrections remember some 1 / (1 - memory) measurements, few for all numbers of rows together, since machines change, and more of
+# what each differs by; they are held to what they begin at by so many. One measurement counts as no farther from what was expected
+# than LARGEST_SURPRISE, a logarithm, and than FIRST_SURPRISE while there are few, since the machine stands still now and then.
 COMMON_MEMORY, ROWS_MEMORY, HELD_BY = 0.9, 0.99, 4.0
 LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST = math.log(1.5), math.log(4.0), 8
 # Of numbers of rows; and how many measurements are taken before what they say is looked at.

@@ -18,7 +18,8 @@ class Guard:
         self._num_banned, self._ban = 0, FIRST_BAN
 
     def saw(self, drafted: bool, tokens: float, ms: float) -> None:
-        """What a step gained, in what time. Drafts after a pause are judged by themselves: those of before were for other texts."""
+        """What a step gained, in what time. Both kinds are remembered for as long, since machines are slower and faster from minute
+        to minute; drafts after a pause are judged by themselves: those of before were for other texts."""
         if drafted and self._since_drafted >= PAUSE:
             self._sums[True], self._num_drafted = [0.0, 0.0], 0
         self._sums = {kind: [GUARD_MEMORY * value for value in sums] for kind, sums in self._sums.items()}

@@ -126,6 +126,7 @@ def test_clear_decisions_hold_for_the_same_sequences_only() -> None:
     for count, num_held in ((4, 0), (4, 1), (4, 2), (3, 0), (4, 0), (4, 1)):
         begun(clear, [0.0] * count)
         assert clear.num_unasked == NUM_UNASKED - num_held
+    assert plan_for(clear, [0.0] * 4, may_draft=False).drafters == [0, 1, 2], "whose head has lost its rows meanwhile"
     hopeless = policy(costs(start=50.0, level=50.0, node=20.0))
     while hopeless.num_unasked < 20:
         plan_for(hopeless, [0.0] * 8)
@@ -183,11 +184,13 @@ def test_the_number_that_is_worth_most() -> None:
     assert num_best(np.zeros(0), -1.0) == 0
 
 
-def plan_for(adaptive: AdaptivePolicy, temperatures: list[float]) -> DraftPlan:
+def plan_for(adaptive: AdaptivePolicy, temperatures: list[float], may_draft: bool = True) -> DraftPlan:
+    """may_draft: the last of them."""
     rows = SequenceRows.__new__(SequenceRows)  # nothing is cached
-    names = [f"{number}" for number in range(len(temperatures))]
+    shapes = [TreeShape(4, 3, 24)] * (len(temperatures) - 1) + [TreeShape(4, 3, 24) if may_draft else None]
     sequences = [
-        HostSequence(name, [0] * 64, rows, own, TreeShape(4, 3, 24)) for name, own in zip(names, temperatures, strict=True)
+        HostSequence(f"{number}", [0] * 64, rows, own, shape)
+        for number, (own, shape) in enumerate(zip(temperatures, shapes, strict=True))
     ]
     return adaptive.begin(sequences, [1] * len(sequences))
 
