@@ -17,7 +17,7 @@ from torch.nn import functional
 from eagle_rt.batch import Batch, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
 
-Ints, Bools = NDArray[np.int64], NDArray[np.bool_]
+Ints = NDArray[np.int64]
 # Sequences go together if they have about as many queries and about as many rows as each other, since all are filled up to the
 # most: up to FEW_ROWS or up to MANY_ROWS, beyond which copying the rows side by side takes longer than a call of its own for each
 # sequence; and so many queries that a further call would take longer than the fillings, of which it is worth as many as CALL, in
@@ -77,7 +77,8 @@ class GroupedAttention:
         return output
 
     def _group(self, batch: Batch, pool: KVPool, members: list[int]) -> Group:
-        """Made on the host, and moved at once."""
+        """What the host knows is worked out there: a plan is many small calls, which take long beside a pass of few rows. Tensors
+        are not looked into."""
         assert isinstance(batch.rows, HostRows)
         device = batch.tokens.device
         starts = np.array([batch.query_starts[b] for b in members])
@@ -97,11 +98,11 @@ class GroupedAttention:
         if num_members == 1 and isinstance(own_slots[0], slice):
             views = pool.views(own_slots[0])
         else:
-            slots = torch.from_numpy(side_by_side(own_slots, lengths)).to(device)
+            slots = side_by_side(own_slots, lengths, device)
         visible = visible_rows(batch, members, counts, lengths)
         bias = None
         if visible is not None:
-            bias = torch.from_numpy(np.where(visible, np.float32(0), np.float32(-np.inf))[:, None]).to(device, self._dtype)
+            bias = torch.zeros(visible.shape, dtype=self._dtype, device=device).masked_fill_(~visible, -torch.inf)[:, None]
         shape = (num_members, num_queries, num_rows)
         return Group(shape, queries, kept, outputs, slots, views, positions.view(num_members, num_queries), bias)
 
@@ -140,32 +141,34 @@ def most_queries(counts: list[int], num_rows: int) -> list[int]:
     return best[-1][1]
 
 
-def side_by_side(slots: list[Tensor | slice], lengths: Ints) -> Ints:
+def side_by_side(slots: list[Tensor | slice], lengths: Ints, device: torch.device) -> Tensor:
     """[n * K] the slots of n sequences, the last ones repeated."""
     places = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
     firsts = [own.start for own in slots if isinstance(own, slice)]
     if len(firsts) == len(slots):
-        return (np.array(firsts)[:, None] + places).ravel()
-    filled = [own.start + row if isinstance(own, slice) else own.cpu().numpy()[row] for own, row in zip(slots, places, strict=True)]
-    return np.concatenate(filled)
+        return torch.from_numpy((np.array(firsts)[:, None] + places).ravel()).to(device)
+    rows = torch.from_numpy(places).to(device)
+    return torch.cat([own.start + row if isinstance(own, slice) else own[row] for own, row in zip(slots, rows, strict=True)])
 
 
-def visible_rows(batch: Batch, members: list[int], counts: Ints, lengths: Ints) -> Bools | None:
-    """[n, Q, K] for these sequences, or None where all is visible; what it says of fillings means nothing."""
-    assert not isinstance(batch.tree_mask, MaskWords)
-    masks = None if batch.tree_mask is None else [batch.tree_mask[b].cpu().numpy() for b in members]
+def visible_rows(batch: Batch, members: list[int], counts: Ints, lengths: Ints) -> Tensor | None:
+    """[n, Q, K] bool for these sequences, or None where all is visible; what it says of fillings means nothing."""
+    tree_mask, device = batch.tree_mask, batch.tokens.device
+    assert not isinstance(tree_mask, MaskWords)
     num_queries, num_rows = counts.max(), lengths.max()
-    if num_queries == 1 and lengths.min() == num_rows and (masks is None or all(own.all() for own in masks)):
+    are_alike = num_queries == 1 and lengths.min() == num_rows
+    # To look into a mask on a GPU would mean to wait for it.
+    if are_alike and (tree_mask is None or (device.type == "cpu" and all(bool(tree_mask[b].all()) for b in members))):
         return None
     lengths, rows = lengths[:, None, None], np.arange(num_rows)
-    if masks is None:
+    if tree_mask is None:
         num_seen = lengths - counts[:, None, None] + np.arange(1, num_queries + 1)[:, None]
-        return rows < np.minimum(num_seen, lengths)
-    prefixes = lengths - np.array([own.shape[1] for own in masks])[:, None, None]
-    visible = (rows < prefixes).repeat(num_queries, axis=1)
-    for own, mask, start in zip(visible, masks, prefixes[:, 0, 0].tolist(), strict=True):
-        num_own, width = mask.shape
-        own[:num_own, start : start + width] = mask
+        return torch.from_numpy(rows < np.minimum(num_seen, lengths)).to(device)
+    prefixes = lengths - np.array([tree_mask[b].shape[1] for b in members])[:, None, None]
+    visible = torch.from_numpy((rows < prefixes).repeat(num_queries, axis=1)).to(device)
+    for own, b, start in zip(visible, members, prefixes[:, 0, 0].tolist(), strict=True):
+        num_own, width = tree_mask[b].shape
+        own[:num_own, start : start + width] = tree_mask[b]
     return visible
 
 
