@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from eagle_rt.speculate.compiled import LEAST_LOG_PROB, MIN_SCORE, MOST_LOG_PROB
 from eagle_rt.speculate.forest import Bools, Floats, Ints
 
 # Observations between two fits, and how many of the latest a fit looks at.
@@ -17,8 +18,7 @@ SHARPNESS = 2.0
 PRIOR_STRENGTH = 8.0
 NUM_NEWTON_STEPS = 3
 NUM_BINS = 10
-# Beyond these, more confidence of the head says nothing more.
-LEAST_LOG_PROB, MOST_LOG_PROB, MAX_TEMPERATURE, MIN_SCORE = -12.0, -6e-6, 2.0, -20.0
+MAX_TEMPERATURE = 2.0
 # Inputs that all depths share: the logit for greedy sequences, for sampled ones, and times the temperature; the path's score; and
 # whether it is sampled, and at which temperature. A bias for each depth follows.
 GREEDY, SAMPLED, BY_TEMPERATURE, PATH, IF_SAMPLED, AT_TEMPERATURE = range(6)
@@ -120,20 +120,20 @@ class AcceptanceEstimator:
         """[M] P(chosen | parent chosen); corrections: [M] added to the logits."""
         return logistic(inputs @ self.weights + corrections)
 
-    def lines(self, temperatures: Floats) -> tuple[Floats, Floats]:
-        """[B] each: what the logits of the head's probabilities are multiplied by for sequences of such temperatures, and what is
-        added to them."""
-        temperatures = np.minimum(temperatures, MAX_TEMPERATURE)
-        is_sampled = temperatures > 0
+    def line(self, temperature: float) -> tuple[float, float]:
+        """What the logits of the head's probabilities are multiplied by for a sequence of such a temperature, and what is added to
+        them."""
         greedy, sampled, by_temperature, _, if_sampled, at_temperature = self.weights[:NUM_SHARED].tolist()
-        slopes = np.where(is_sampled, sampled, greedy) + by_temperature * temperatures
-        return slopes, if_sampled * is_sampled + at_temperature * temperatures
+        temperature = min(temperature, MAX_TEMPERATURE)
+        return (
+            (sampled + by_temperature * temperature, if_sampled + at_temperature * temperature)
+            if temperature > 0
+            else (greedy, 0.0)
+        )
 
-    def of_level(self, depth: int, log_probs: Floats, parent_scores: Floats, slopes: Floats, offsets: Floats) -> Floats:
-        """`probabilities` of nodes of one depth without writing down their inputs. slopes, offsets: [M] as `lines` gives them
-        for the nodes' sequences, corrections added."""
-        path, bias = self.weights[PATH], self.weights[NUM_SHARED - 1 + min(depth, self.max_depth)]
-        return logistic(slopes * logits_of(log_probs) + offsets + (path * np.maximum(parent_scores, MIN_SCORE) + bias))
+    def path_and_bias(self, depth: int) -> tuple[float, float]:
+        """What the log-probability of the path above is multiplied by, and what is added at that depth."""
+        return self.weights[PATH], self.weights[NUM_SHARED - 1 + min(depth, self.max_depth)]
 
     def observe(self, nodes: VerifiedNodes) -> None:
         """What a step has verified. Little happens until there is enough for a fit: a step takes a few milliseconds."""

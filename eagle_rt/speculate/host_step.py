@@ -16,7 +16,7 @@ from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.costs import Observation
-from eagle_rt.speculate.forest import Choose, Ints, PackedTrees, no_candidates, pack, roots_only
+from eagle_rt.speculate.forest import Choose, Floats, Ints, PackedTrees, no_candidates, pack, roots_only
 from eagle_rt.speculate.host_drafter import Draft, HostDrafter
 from eagle_rt.speculate.policy import DraftPlan, StepRecord, TreePolicy
 from eagle_rt.speculate.sampler import SamplingBatch, target_choice
@@ -155,12 +155,14 @@ class HostStepper:
         observation = Observation("verify", len(sequences), len(trees.owners), verify_ms)
         num_gained = sum(map(len, paths))
         if draft is None or kept is None:
-            plan.learn(StepRecord(NO_CANDIDATES, NO_NUMBERS, NO_LABELS, num_gained, [observation]))
+            plan.learn(StepRecord(NO_CANDIDATES, NO_NUMBERS, lambda: NO_LABELS, num_gained, [observation]))
             return
-        is_accepted = np.zeros(len(trees.owners))
-        for path in paths:
-            is_accepted[path] = 1.0
-        labels = is_accepted[trees.rows_of_chosen]
+
+        def labels() -> Floats:
+            is_accepted = np.zeros(len(trees.owners))
+            is_accepted[list(chain.from_iterable(paths))] = 1.0
+            return is_accepted[trees.rows_of_chosen]
+
         plan.learn(StepRecord(draft.candidates, kept, labels, num_gained, [*draft.observations, observation]))
         self._learning_ms = 1000 * (time.perf_counter() - start)
 

@@ -1,4 +1,4 @@
-"""What the decisions for a batch of sequences need to know of them."""
+"""What is known of the sequences of a batch."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.costs import Conditions
 from eagle_rt.speculate.policy import bounds_of
-from eagle_rt.speculate.promises import DraftHistory
+from eagle_rt.speculate.promises import CommonPromises, DraftHistory
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape
 
@@ -16,8 +16,8 @@ from eagle_rt.tree_shape import TreeShape
 class Members:
     """What remains the same from step to step, until one leaves. [B] each.
 
-    kinds: 0 for greedy and 1 for sampled sequences, and `kind` where all are alike. slopes, offsets: of the estimator's lines, with
-    each one's own correction.
+    kinds: 0 for greedy and 1 for sampled sequences. lines: [2, B] slopes and offsets of the estimator's lines, with each one's own
+    correction.
     """
 
     def __init__(
@@ -28,15 +28,46 @@ class Members:
         self.least_steps, self.most_steps = int(self.bounds.num_steps.min()), int(self.bounds.num_steps.max())
         self.temperatures = np.array([sequence.temperature for sequence in sequences])
         self.kinds = (self.temperatures > 0).astype(np.int64)
-        self.kind = int(self.kinds[0]) if (self.kinds == self.kinds[0]).all() else None
         self._weights: NDArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.key)
 
     def estimate(self, estimator: AcceptanceEstimator) -> None:
         """As the estimator and the corrections are now."""
         if self._weights is not estimator.weights:
             self._weights = estimator.weights
-            self.slopes, self._common_offsets = estimator.lines(self.temperatures)
-        self.offsets = self._common_offsets + [history.correction for history in self.histories]
+            self._lines = [estimator.line(temperature) for temperature in self.temperatures.tolist()]
+        own = [offset + history.correction for (_, offset), history in zip(self._lines, self.histories, strict=True)]
+        self.lines = np.array([[slope for slope, _ in self._lines], own])
+
+
+class MembersBook:
+    """The batch of now, and what its sequences have drafted. common: what drafts have promised lately, for greedy and for sampled
+    sequences."""
+
+    def __init__(self, estimator: AcceptanceEstimator) -> None:
+        self.common = {is_sampled: CommonPromises() for is_sampled in (False, True)}
+        self._estimator = estimator
+        self._histories: dict[str, DraftHistory] = {}
+        self._members: Members | None = None
+
+    def of(self, sequences: Sequence[HostSequence]) -> Members:
+        """The very same object for the same sequences."""
+        key = [(sequence.id, sequence.bounds) for sequence in sequences]
+        if self._members is None or self._members.key != key:
+            self._members = Members(key, sequences, [self._history(sequence) for sequence in sequences])
+            self._members.estimate(self._estimator)
+        return self._members
+
+    def forget(self, sequence_id: str) -> None:
+        self._histories.pop(sequence_id, None)
+
+    def _history(self, sequence: HostSequence) -> DraftHistory:
+        history = self._histories.get(sequence.id)
+        if history is None:
+            history = self._histories[sequence.id] = DraftHistory(self.common[sequence.temperature > 0])
+        return history
 
 
 def conditions_of(sequences: Sequence[HostSequence]) -> Conditions:

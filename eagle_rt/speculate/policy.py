@@ -1,6 +1,6 @@
 """Which trees a step drafts: what the host decides while it runs, and the simplest way to decide it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -18,13 +18,14 @@ from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 class StepRecord:
     """What a step came to, for a policy to learn from.
 
-    candidates: all nodes that were scored; kept: the numbers of those that were verified; is_accepted: [len(kept)] 1 for those that
-    were accepted. num_gained tokens, the bonus ones included; parts: what each part cost.
+    candidates: all nodes that were scored; kept: the numbers of those that were verified; is_accepted: gives [len(kept)] 1 for
+    those that were accepted, which not every step is asked for. num_gained tokens, the bonus ones included; parts: what each part
+    cost.
     """
 
     candidates: Candidates
     kept: Ints
-    is_accepted: Floats
+    is_accepted: Callable[[], Floats]
     num_gained: int
     parts: list[Observation]
 

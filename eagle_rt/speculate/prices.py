@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
+from eagle_rt.speculate.compiled import worth_of_drafts
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Floats
 
@@ -155,22 +155,16 @@ class Price:
         if beyond < 0.0:
             self.node_paid += beyond / verified.num_nodes
 
-    @cached_property
-    def least_level(self) -> float:
-        """What no level costs less than."""
-        return float(self.level.up_to(self.batch_size)[1:].min())
-
     def pays(self, utility: float) -> bool:
         """Whether it would pay to draft for a whole batch of sequences whose drafts are worth so much each."""
         return bool(self.batch_size * utility > self.starts[-1])
 
     def utility(self, promises: Floats) -> Floats:
         """Expected tokens of drafts of such promise [..., D, R] beyond the price of their nodes and of levels past the first."""
-        gains = promises - self.node
-        gains[..., 1:, :] -= self.level_row
-        gains = np.where(gains > 0.0, gains + (self.node - self.node_paid), 0.0).sum(axis=-1)
-        gains[..., 1:] -= self.level_sequence
-        return np.maximum(0.0, gains.cumsum(axis=-1).max(axis=-1) - self.any_node / self.batch_size)
+        any_node = self.any_node / self.batch_size
+        drafts = promises.reshape(-1, *promises.shape[-2:])
+        utilities = worth_of_drafts(drafts, self.node, self.node_paid, self.level_row, self.level_sequence, any_node)
+        return utilities.reshape(promises.shape[:-2])
 
 
 class PriceBook:

@@ -5,7 +5,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from eagle_rt.speculate.forest import Candidates, Floats, ranks_within_owners
+from eagle_rt.speculate.compiled import best_of_levels
+from eagle_rt.speculate.forest import Candidates, Floats
 from eagle_rt.speculate.prices import Price
 
 # A draft is remembered by its best nodes of each level, so many, down to a depth.
@@ -110,9 +111,5 @@ def held_to(common: float, variance: float, mean: float, count: int) -> float:
 
 def promises_of(candidates: Candidates, batch_size: int) -> Floats:
     """[B, D, R] of the drafts of a step."""
-    promises = np.zeros((batch_size, NUM_LEVELS, NODES_OF_A_LEVEL))
-    levels = candidates.owners * NUM_LEVELS + np.minimum(candidates.depths, NUM_LEVELS) - 1
-    ranks = ranks_within_owners(levels, candidates.values)
-    best = ranks < NODES_OF_A_LEVEL
-    promises.reshape(-1, NODES_OF_A_LEVEL)[levels[best], ranks[best]] = candidates.values[best]
-    return promises
+    owners, depths, chances = candidates.owners, candidates.depths, candidates.values
+    return best_of_levels(owners, depths, chances, batch_size, NUM_LEVELS, NODES_OF_A_LEVEL)

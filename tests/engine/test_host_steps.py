@@ -52,7 +52,7 @@ class AnyPlan:
         return best_of_each(candidates, np.array(sorted(kept), dtype=np.int64), np.full(len(self._shapes), TREE[2] - 1))
 
     def learn(self, record: StepRecord) -> None:
-        assert set(record.is_accepted.tolist()) <= {0.0, 1.0}
+        assert set(record.is_accepted().tolist()) <= {0.0, 1.0}
 
 
 class AnyPolicy(FixedPolicy):

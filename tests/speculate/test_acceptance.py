@@ -3,6 +3,7 @@
 import numpy as np
 
 from eagle_rt.speculate.acceptance import FIT_EVERY, AcceptanceEstimator, Calibration, VerifiedNodes
+from eagle_rt.speculate.compiled import chances_of_level
 
 
 def observations(count: int, rng: np.random.Generator) -> tuple[VerifiedNodes, np.ndarray]:
@@ -62,11 +63,17 @@ def test_nodes_of_a_level_are_what_their_inputs_say() -> None:
     estimator = AcceptanceEstimator(3, rng.standard_normal(9).tolist())
     log_probs, parent_scores = np.append(-rng.exponential(2, 9), -1e9), np.append(-rng.exponential(9, 9), -np.inf)
     owners, temperatures = rng.integers(0, 4, 10), np.array([0.0, 0.4, 1.0, 100.0])
-    slopes, offsets = estimator.lines(temperatures)
+    slopes, offsets = zip(*map(estimator.line, temperatures.tolist()), strict=True)
+    lines = np.array([slopes, offsets])
+    lines[1] += 0.3
     for depth in (1, 2, 3, 4):
-        inputs = estimator.inputs(log_probs, parent_scores, np.full(10, depth), temperatures[owners])
-        fast = estimator.of_level(depth, log_probs, parent_scores, slopes[owners], offsets[owners] + 0.3)
-        assert np.allclose(fast, estimator.probabilities(inputs, np.full(10, 0.3)))
+        above = parent_scores if depth > 1 else np.zeros(10)
+        inputs = estimator.inputs(log_probs, above, np.full(10, depth), temperatures[owners])
+        parent_chances = rng.uniform(size=10) if depth > 1 else np.zeros(0)
+        path, bias = estimator.path_and_bias(depth)
+        fast = chances_of_level(log_probs, above + log_probs, owners, lines, path, bias, parent_chances)
+        expected = estimator.probabilities(inputs, np.full(10, 0.3))
+        assert np.allclose(fast, expected * (parent_chances if depth > 1 else 1.0))
 
 
 def test_odd_inputs_stay_finite() -> None:

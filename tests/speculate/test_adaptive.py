@@ -5,17 +5,16 @@ import pytest
 from step_costs import costs
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
-from eagle_rt.speculate.adaptive import (
-    CHILD_PRICES,
+from eagle_rt.speculate.adaptive import AdaptivePolicy, RestingPlan
+from eagle_rt.speculate.compiled import CHILD_PRICES
+from eagle_rt.speculate.costs import Conditions, Observation, StepCosts
+from eagle_rt.speculate.drafters import (
     MOST_RESTING_STEPS,
     MOST_RESTING_STEPS_WHERE_NEARLY,
     NUM_UNASKED,
+    NUM_UNASKED_WHERE_CLEAR,
     RESTING_STEPS_A_LESSON,
-    AdaptivePolicy,
-    RestingPlan,
-    num_best,
 )
-from eagle_rt.speculate.costs import Conditions, Observation, StepCosts
 from eagle_rt.speculate.forest import Candidates, no_candidates
 from eagle_rt.speculate.guard import DRAFTS_A_PLAIN_STEP, FIRST_BAN, PAUSE, Guard
 from eagle_rt.speculate.policy import DraftPlan, StepRecord
@@ -89,7 +88,7 @@ def test_a_prompt_is_read_along_where_the_drafts_to_come_pay_for_it() -> None:
     assert adaptive.wants_drafts(1, 10, is_sampled=False)
     assert not adaptive.wants_drafts(1, 1000, is_sampled=False)
     for _ in range(20000):
-        adaptive.stay.add_step(1)
+        adaptive.choice.stay.add_step(1)
     assert adaptive.wants_drafts(1, 1000, is_sampled=False)
 
 
@@ -99,7 +98,7 @@ def step(adaptive: AdaptivePolicy, name: str = "a") -> DraftPlan:
     plan = adaptive.begin([HostSequence(name, [0] * 64, rows, 0.0, TreeShape(2, 2, 4))], [1])
     if not plan.drafters:
         nothing = np.zeros(0, dtype=np.int64)
-        plan.learn(StepRecord(no_candidates(), nothing, np.zeros(0), 1, [Observation("verify", 1, 1, 10.0)]))
+        plan.learn(StepRecord(no_candidates(), nothing, lambda: np.zeros(0), 1, [Observation("verify", 1, 1, 10.0)]))
     return plan
 
 
@@ -113,27 +112,31 @@ def test_where_nothing_pays_steps_rest() -> None:
 def test_a_request_that_leaves_ends_the_rest_where_the_next_one_may_draft() -> None:
     for unknown_may_draft in (False, True):
         resting = policy(costs(start=50.0, level=50.0, node=20.0))
-        while resting.num_unasked < 4:
+        while resting.choice.num_unasked < 4:
             step(resting)
-        resting.unknown_may_draft = unknown_may_draft
+        resting.choice.unknown_may_draft = unknown_may_draft
         resting.forget("a")
         assert isinstance(step(resting, "b"), RestingPlan) != unknown_may_draft
 
 
 def test_clear_decisions_hold_for_the_same_sequences_only() -> None:
     """A batch that rests goes on resting while the next prompt is read; one that drafts is asked again."""
-    clear = policy(costs(start=0.01, level=50.0, node=0.01))
-    for count, num_held in ((4, 0), (4, 1), (4, 2), (3, 0), (4, 0), (4, 1)):
-        begun(clear, [0.0] * count)
-        assert clear.num_unasked == NUM_UNASKED - num_held
+    common = CommonPromises()
+    free = Price(costs(start=0.0, level=50.0, node=0.01), Pace(), Conditions(4, 64.0, is_sampled=False))
+    worth = 10.0 * common.utility(free)[0]
+    for start, num_unasked in ((0.9 * worth, NUM_UNASKED), (0.1 * worth, NUM_UNASKED_WHERE_CLEAR)):
+        clear = policy(costs(start=start, level=50.0, node=0.01))
+        for count, num_held in ((4, 0), (4, 1), (4, 2), (3, 0), (4, 0), (4, 1)):
+            begun(clear, [0.0] * count)
+            assert clear.choice.num_unasked == num_unasked - num_held
     assert plan_for(clear, [0.0] * 4, may_draft=False).drafters == [0, 1, 2], "whose head has lost its rows meanwhile"
     hopeless = policy(costs(start=50.0, level=50.0, node=20.0))
-    while hopeless.num_unasked < 20:
+    while hopeless.choice.num_unasked < 20:
         plan_for(hopeless, [0.0] * 8)
     for count, rests in ((7, True), (8, True), (2, False)):
-        before = hopeless.num_unasked
+        before = hopeless.choice.num_unasked
         plan_for(hopeless, [0.0] * count)
-        assert (hopeless.num_unasked == before - 1) == rests
+        assert (hopeless.choice.num_unasked == before - 1) == rests
 
 
 def test_steps_rest_for_longer_where_nothing_nearly_pays() -> None:
@@ -144,9 +147,9 @@ def test_steps_rest_for_longer_where_nothing_nearly_pays() -> None:
         nearly = policy(costs(start=10.0 * common.utility(free)[0] / share, level=50.0, node=0.1))
         rests = []
         for _ in range(100):
-            nearly.allowance_ms = 0.0
+            nearly.choice.allowance_ms = 0.0
             assert not step(nearly).drafters
-            rests.append(nearly.num_rested)
+            rests.append(nearly.choice.num_rested)
         assert max(rests) == most
 
 
@@ -157,13 +160,13 @@ def test_drafts_that_nearly_pay_are_tried_in_little_of_the_time() -> None:
     start = 10.0 * common.utility(free)[0] / 0.9
     nearly = policy(costs(start=start, level=50.0, node=0.1))
     assert not step(nearly).drafters
-    while nearly.num_unasked:  # the rest after that
+    while nearly.choice.num_unasked:  # the rest after that
         step(nearly)
-    nearly.allowance_ms = before = 0.2 * start
+    nearly.choice.allowance_ms = before = 0.2 * start
     assert step(nearly).drafters == [0]
-    assert before - nearly.allowance_ms == pytest.approx(0.1 * start, rel=0.1)
+    assert before - nearly.choice.allowance_ms == pytest.approx(0.1 * start, rel=0.1)
     hopeless = policy(costs(start=2 * start, level=50.0, node=0.1))
-    hopeless.allowance_ms = start
+    hopeless.choice.allowance_ms = start
     assert not step(hopeless).drafters
 
 
@@ -176,12 +179,6 @@ def test_resting_steps_count_as_plain_ones() -> None:
     for _ in range(200):
         step(adaptive)
     assert adaptive.prices.steps(conditions).pace.speed < 1.1
-
-
-def test_the_number_that_is_worth_most() -> None:
-    assert num_best(np.array([1.0, 3.0, 2.0, 3.0]), 0.0) == 2
-    assert num_best(np.array([1.0, 3.0]), 3.0) == 0
-    assert num_best(np.zeros(0), -1.0) == 0
 
 
 def plan_for(adaptive: AdaptivePolicy, temperatures: list[float], may_draft: bool = True) -> DraftPlan:
@@ -239,5 +236,5 @@ def test_what_children_gain_is_learned_at_every_price() -> None:
                 for parent in own
             ]
             expected = sum(gains) / chances_of_parents[own].sum()
-            assert adaptive.children[kind, 1, place] == pytest.approx(expected, abs=1e-4)
-    np.testing.assert_array_equal(np.delete(adaptive.children, 1, axis=1), np.delete(before, 1, axis=1))
+            assert adaptive.children[1, kind, place] == pytest.approx(expected, abs=1e-4)
+    np.testing.assert_array_equal(np.delete(adaptive.children, 1, axis=0), np.delete(before, 1, axis=0))

@@ -163,7 +163,7 @@ class Replay:
         spend("verify", len(running), len(running) + len(kept))
         accepted = np.bincount(candidates.owners[kept], labels, len(running)).astype(np.int64).tolist()
         gained = len(running) + sum(accepted)
-        plan.learn(StepRecord(candidates, kept, labels, gained, parts))
+        plan.learn(StepRecord(candidates, kept, lambda: labels, gained, parts))
         for index, own in enumerate(running):
             own.position += 1 + accepted[index]
             own.num_missing += 1 + accepted[index]

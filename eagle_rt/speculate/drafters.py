@@ -1,0 +1,136 @@
+"""Which sequences of a batch draft: those whose drafts together gain most beyond the price of a first level, if any do.
+
+That is not asked anew in every step. And since sequences that do not draft show nothing, some are tried now and then, in a small
+share of the time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from eagle_rt.speculate.costs import Conditions
+from eagle_rt.speculate.members import Members, MembersBook, conditions_of
+from eagle_rt.speculate.prices import Price, PriceBook, Stay
+from eagle_rt.speculate.promises import HOPED_FOR, utilities_at
+from eagle_rt.speculate.sequences import HostSequence
+
+# After a step in which nothing was worth drafting some go without asking: the more, the longer that lasts, but only a few where
+# drafts would have been worth it at such a share of their price. One in so many is learned from, since such steps are short.
+HOPELESS = 0.8
+MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31, 3, 8
+# After one in which all drafted some do so without asking, more where that was worth so many times its price.
+NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 3, 7, 1.25
+# Tries of sequences that do not draft: their share of the time.
+TRY_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Who of a batch drafts, and what time costs it. drafters: numbers of members, ascending."""
+
+    members: Members
+    conditions: Conditions
+    price: Price
+    drafters: list[int]
+
+
+class DrafterChoice:
+    """allowance_ms: the time that is left for tries.
+
+    For num_unasked steps the last decision holds without asking, which was that all of these sequences draft or that none of about
+    so many does; num_rested: steps that rested after the one before; unknown_may_draft: whether one of which nothing is known would
+    draft.
+    """
+
+    def __init__(self, prices: PriceBook, book: MembersBook) -> None:
+        self.stay, self.allowance_ms = Stay(), 0.0
+        self.num_unasked = self.num_rested = 0
+        self.unknown_may_draft = True
+        self._prices, self._book = prices, book
+        self._last: Decision | None = None
+
+    def decide(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> Decision | None:
+        """num_missing: rows of each that its head has to catch up with. None where the batch rests and nothing need be learned."""
+        if self._last and self.num_unasked and self._is_as_asked(self._last, sequences):
+            self.num_unasked -= 1
+            if self._last.drafters:
+                return self._last
+            if self.num_unasked % RESTING_STEPS_A_LESSON:
+                return None
+            return self._begun(sequences)
+        begun = self._begun(sequences)
+        self._last = decision = replace(begun, drafters=self._drafters(begun, num_missing))
+        self.unknown_may_draft = self.unknown_pays(begun.price, 0.0, begun.conditions.is_sampled)
+        return decision
+
+    def unknown_pays(self, price: Price, num_rows: float, is_sampled: bool) -> bool:
+        """Whether sequences of which nothing is known would draft, where a head has to read so many rows of each first."""
+        common, _ = self._book.common[is_sampled].utility(price)
+        return price.pays(common - price.missed_row * num_rows / self.stay.steps_left)
+
+    def allow_tries(self, step_ms: float) -> None:
+        """Some of the time goes into drafts of sequences that do not draft otherwise."""
+        self.allowance_ms = min(self.allowance_ms + TRY_SHARE * step_ms, TRY_SHARE * 256 * step_ms)
+
+    def forget(self) -> None:
+        """One has left, another may take its place."""
+        self.stay.add_end()
+        if self.unknown_may_draft or (self._last and self._last.drafters):
+            self.num_unasked = self.num_rested = 0
+
+    def _begun(self, sequences: Sequence[HostSequence]) -> Decision:
+        """Nobody drafts so far."""
+        conditions = conditions_of(sequences)
+        return Decision(self._book.of(sequences), conditions, self._prices.at(conditions), [])
+
+    def _is_as_asked(self, last: Decision, sequences: Sequence[HostSequence]) -> bool:
+        """A rest goes on while one leaves and the next one's prompt is read: there are a few less, of which no more will pay."""
+        if last.drafters:
+            return self._book.of(sequences) is last.members
+        return 4 * abs(len(sequences) - len(last.members)) <= len(last.members)
+
+    def _drafters(self, begun: Decision, num_missing: Sequence[int]) -> list[int]:
+        """The more share a first level, the cheaper it is. With them go tries, of those that nearly pay and of others."""
+        price, members, histories = begun.price, begun.members, begun.members.histories
+        indices = [index for index, (_, shape) in enumerate(members.key) if shape]
+        utilities = dict(zip(indices, utilities_at(price, [histories[index] for index in indices]), strict=True))
+        reading = {index: price.missed_row * max(0.0, num_missing[index] - price.rows_read) for index in indices}
+        steps_left = self.stay.steps_left
+        for index in indices:
+            utilities[index] -= reading[index] / steps_left
+        indices.sort(key=utilities.__getitem__, reverse=True)
+        gains = list(accumulate((utilities[index] for index in indices), initial=0.0))
+        worth = [gain - start for gain, start in zip(gains, price.starts, strict=False)]
+        num_drafters = worth.index(max(worth))
+        best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
+        is_hopeless = not num_drafters and gains[best] <= HOPELESS * price.starts[best]
+        all_draft = num_drafters == len(members)
+        is_clear = all_draft and gains[-1] > CLEARLY_WORTH_IT * price.starts[-1]
+        if not num_drafters and not is_hopeless:
+            cost = sum(reading[index] for index in indices[:best]) - worth[best]
+            num_drafters = best if self._affords(cost / price.rate) else 0
+        drafters = indices[:num_drafters]
+        due = []
+        for index in indices[num_drafters:]:
+            history = histories[index]
+            history.num_idle += 1 + self.num_rested
+            if history.num_idle >= history.wait:
+                due.append(index)
+        if due and price.pays(price.utility(HOPED_FOR).mean()):
+            for index in due:
+                cost = reading[index] + price.starts[len(drafters) + 1] - price.starts[len(drafters)] + price.node
+                if self._affords(cost / price.rate):
+                    drafters.append(index)
+        most_rests = MOST_RESTING_STEPS if is_hopeless else MOST_RESTING_STEPS_WHERE_NEARLY
+        self.num_rested = 0 if drafters else min(most_rests, 1 + 2 * self.num_rested)
+        self.num_unasked = self.num_rested
+        if all_draft:
+            self.num_unasked = NUM_UNASKED_WHERE_CLEAR if is_clear else NUM_UNASKED
+        return sorted(drafters)
+
+    def _affords(self, ms: float) -> bool:
+        """Spends that on a try, if there is so much left for tries."""
+        if ms > self.allowance_ms:
+            return False
+        self.allowance_ms -= ms
+        return True

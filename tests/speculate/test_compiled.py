@@ -1,0 +1,157 @@
+"""What is compiled, against brute force; and as it is written against as it is compiled."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eagle_rt.speculate import compiled
+from eagle_rt.speculate.compiled import CHILD_PRICES
+from eagle_rt.speculate.forest import Floats
+
+NAMES = [
+    "descending",
+    "chances_of_level",
+    "gains_of_children",
+    "gain_below",
+    "best_places",
+    "worth_of",
+    "worth_expanding",
+    "worth_verifying",
+    "worth_of_drafts",
+    "best_of_levels",
+    "surprises_of",
+]
+
+
+@pytest.fixture(params=["compiled", "as written"])
+def functions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module, where they call each other as they are called."""
+    if request.param == "as written":
+        for name in NAMES:
+            function = getattr(compiled, name)
+            monkeypatch.setattr(compiled, name, getattr(function, "py_func", function))
+    return compiled
+
+
+def test_everything_is_compiled() -> None:
+    pytest.importorskip("numba")
+    own = [name for name, value in vars(compiled).items() if hasattr(value, "py_func")]
+    assert own == NAMES
+
+
+def worth(chances: Floats, prices: Floats) -> float:
+    return max(sum(sorted(chances, reverse=True)[:count]) - prices[count] for count in range(len(chances) + 1))
+
+
+def tiled_prices(rng: np.random.Generator, count: int) -> Floats:
+    """Of 0, 1, ... nodes: jumps after every few."""
+    tile, jump, each = int(rng.integers(1, 9)), rng.uniform(0.0, 1.0), rng.uniform(0.0, 0.1)
+    return np.ceil(np.arange(count + 1) / tile) * jump + np.arange(count + 1) * each
+
+
+def test_what_is_expanded_is_nearly_the_best(functions: Any) -> None:
+    """Where all children of a node have known chances, against all sets of nodes: with prices that are no line, a level that does
+    not pay for any node alone may pay for several, and nodes may be free or very dear."""
+    rng = np.random.default_rng(0)
+    lost, lost_by_none, lost_by_all = [], [], []
+    for _ in range(200):
+        num_nodes = int(rng.integers(1, 6))
+        chances, others = rng.uniform(0.0, 1.0, num_nodes), rng.uniform(0.0, 1.0, int(rng.integers(0, 6)))
+        of_children = rng.dirichlet(np.ones(4))[:3]
+        children = np.tile(np.maximum(0.0, of_children[:, None] - CHILD_PRICES).sum(axis=0), (2, 1))
+        so_far = np.concatenate((others, chances))
+        verify = tiled_prices(rng, len(so_far) + 3 * num_nodes)
+        level = rng.uniform(0.0, 0.4) + rng.uniform(0.0, 0.1) * np.arange(num_nodes + 1)
+        net = {
+            nodes: worth(np.concatenate([so_far, *(chances[node] * of_children for node in nodes)]), verify)
+            - (level[size] if size else 0.0)
+            for size in range(num_nodes + 1)
+            for nodes in combinations(range(num_nodes), size)
+        }
+        owners, kinds = np.zeros(num_nodes, dtype=np.int64), np.zeros(1, dtype=np.int64)
+        limits = np.full(1, num_nodes)
+        chosen = functions.worth_expanding(chances, owners, kinds, limits, children, so_far, verify, level)
+        best = max(net.values())
+        lost.append(best - net[tuple(chosen.tolist())])
+        lost_by_none.append(best - net[()])
+        lost_by_all.append(best - net[tuple(range(num_nodes))])
+    assert np.mean(lost) < 0.01
+    assert np.quantile(lost, 0.9) < 0.02
+    assert min(np.mean(lost_by_none), np.mean(lost_by_all)) > 0.05
+
+
+def test_nothing_is_expanded_where_no_more_may_be_drafted(functions: Any) -> None:
+    """And no more of a sequence than its top-k."""
+    children = np.tile(np.maximum(0.0, 0.9 - CHILD_PRICES), (2, 1))
+    chances, owners = np.array([0.9, 0.8, 0.7, 0.0]), np.array([0, 0, 1, 1])
+    verify, level = 0.01 * np.arange(20.0), 0.01 * np.arange(5.0)
+    chosen = functions.worth_expanding(chances, owners, np.array([0, 1]), np.array([1, 2]), children, chances, verify, level)
+    assert chosen.tolist() == [0, 2]
+    nothing = np.zeros(0)
+    none = functions.worth_expanding(nothing, owners[:0], np.array([0]), np.array([1]), children, chances, verify, level)
+    assert none.tolist() == []
+
+
+def test_what_is_verified_is_worth_most(functions: Any) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(100):
+        chances, owners = rng.uniform(0.0, 1.0, 12).round(1), rng.integers(0, 3, 12)
+        prices, limits = tiled_prices(rng, 12), rng.integers(0, 6, 3)
+        kept, count = functions.worth_verifying(chances, owners, limits, prices)
+        ranked = sorted(range(12), key=lambda node: -chances[node])
+        assert sum(chances[ranked[:count]]) - prices[count] == pytest.approx(worth(chances, prices))
+        expected = [
+            node for owner in range(3) for node in [node for node in ranked[:count] if owners[node] == owner][: limits[owner]]
+        ]
+        assert kept.tolist() == sorted(expected)
+    nothing, nobody = np.zeros(0), np.zeros(0, dtype=np.int64)
+    assert functions.worth_verifying(nothing, nobody, np.ones(3, dtype=np.int64), np.zeros(1))[1] == 0
+
+
+def test_the_best_chances_of_each_level(functions: Any) -> None:
+    rng = np.random.default_rng(2)
+    owners, depths, chances = rng.integers(0, 3, 60), rng.integers(1, 6, 60), rng.uniform(0.0, 1.0, 60)
+    best = functions.best_of_levels(owners, depths, chances, 3, 4, 2)
+    for owner in range(3):
+        for level in range(4):
+            is_there = (owners == owner) & (np.minimum(depths, 4) == level + 1)
+            expected = [*sorted(chances[is_there], reverse=True), 0.0, 0.0][:2]
+            assert best[owner, level].tolist() == expected
+
+
+def test_drafts_go_as_deep_as_pays(functions: Any) -> None:
+    """Against sums over arrays."""
+    rng = np.random.default_rng(3)
+    promises = -np.sort(-rng.uniform(0.0, 1.0, (50, 4, 3)), axis=-1)
+    node, paid, row, sequence, any_node = 0.7, 0.6, 0.05, 0.4, 0.3
+    gains = promises - node
+    gains[:, 1:] -= row
+    gains = np.where(gains > 0, gains + node - paid, 0.0).sum(axis=-1)
+    gains[:, 1:] -= sequence
+    expected = np.maximum(0.0, gains.cumsum(axis=-1).max(axis=-1) - any_node)
+    assert np.allclose(functions.worth_of_drafts(promises, node, paid, row, sequence, any_node), expected)
+    assert 0 < (expected == 0).sum() < 50
+
+
+def test_surprises_count_where_the_parent_was_accepted(functions: Any) -> None:
+    """Nodes 2, 3 and 5 of a draft: 3 is below 2, 5 below 3; 7 and 8 are of another sequence."""
+    numbers, parents = np.array([2, 3, 5, 7, 8]), np.array([-1, 2, 3, -1, 7])
+    owners, chances = np.array([0, 0, 0, 1, 1]), np.array([0.8, 0.6, 0.3, 0.4, 0.2])
+    labels = np.array([1.0, 0.0, 0.0, 0.0, 0.0])
+    is_asked, surprises = functions.surprises_of(chances, owners, parents, numbers, labels, 3)
+    assert is_asked.tolist() == [True, True, False, True, False]
+    assert surprises == pytest.approx([(1 - 0.8) - 0.6 / 0.8, -0.4, 0.0])
+
+
+def test_a_missing_numba_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    written: Callable = importlib.reload(compiled).descending
+    monkeypatch.undo()
+    assert not hasattr(written, "py_func")
+    assert written(np.array([0.1, 0.5, 0.5])).tolist() == [1, 2, 0]
+    importlib.reload(compiled)
