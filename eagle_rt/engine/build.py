@@ -13,6 +13,7 @@ from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models
 from eagle_rt.engine.profile import find_profile, with_profile
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
+from eagle_rt.speculate.compiled import compile_all
 from eagle_rt.speculate.costs import StepCosts
 
 
@@ -51,5 +52,8 @@ def size_trees(core: EngineCore, config: EngineConfig, costs: StepCosts | None, 
         costs = measured_costs(core)
         notes.append(f"measured what steps cost in {time.perf_counter() - start:.1f} s")
     estimator = AcceptanceEstimator(core.runner.tree_shape.num_steps, weights)
+    start = time.perf_counter()
+    compile_all()
+    notes.append(f"compiled the choosing of trees in {time.perf_counter() - start:.1f} s")
     stepper.policy = AdaptivePolicy(costs, estimator, config.speculative_disable_by_batch_size)
     return notes

@@ -26,7 +26,14 @@ else:
     except ImportError:
         compiled = uncompiled
     else:
-        compiled = njit(cache=True)
+
+        def compiled(function: F) -> F:
+            """For good, where there is a place to keep it."""
+            try:
+                return njit(cache=True)(function)
+            except RuntimeError:
+                return njit(function)
+
 
 # Prices of a node, in units of its parent's chance, for which the gain from children is remembered.
 CHILD_PRICES = np.linspace(0.0, 1.0, 33)
@@ -216,3 +223,14 @@ def surprises_of(
         if is_asked[node]:
             surprises[owners[node]] += labels[node] - chance
     return is_asked, surprises
+
+
+def compile_all() -> None:
+    """Now, rather than in the first steps: which takes some seconds where nothing is kept of an earlier time."""
+    two, nobody, nothing = np.array([0.5, 0.5]), np.zeros(2, dtype=np.int64), np.zeros(2)
+    chances = chances_of_level(-two, -two, nobody, np.ones((2, 2)), 0.0, 0.0, two)
+    gains, _ = gains_of_children(chances, two, nobody, nobody, nobody)
+    worth_expanding(chances, nobody, nobody, nobody, gains, chances, np.zeros(5), np.zeros(3))
+    worth_verifying(chances, nobody, nobody, np.zeros(3))
+    worth_of_drafts(best_of_levels(nobody, nobody + 1, chances, 1, 2, 2), 0.0, 0.0, 0.0, 0.0, 0.0)
+    surprises_of(chances, nobody, nobody - 1, nobody, nothing, 1)

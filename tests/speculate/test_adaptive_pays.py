@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from eagle_rt.kernels.packed_linear import tiled_rows
+from eagle_rt.speculate import compiled
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
@@ -231,3 +232,15 @@ def test_adaptive_trees_pay(model: str, batch_size: int, sureness: float) -> Non
         speeds.append(Replay(model, policy, texts, batch_size, BOUNDS, seed).speed(num_tokens))
     adaptive = sum(speeds) / len(speeds)
     assert adaptive > 0.97 * max(none, fixed), (adaptive / none, fixed / none)
+
+
+def test_nothing_is_compiled_while_steps_run() -> None:
+    """That would stop a server for seconds."""
+    pytest.importorskip("numba")
+    compiled.compile_all()
+    functions = [value for value in vars(compiled).values() if hasattr(value, "signatures")]
+    before = [list(function.signatures) for function in functions]
+    assert all(before)
+    policy = AdaptivePolicy(measured_costs("small"), AcceptanceEstimator(BOUNDS.num_steps), None)
+    Replay("small", policy, made_up_texts(0.6), 4, BOUNDS).speed(600)
+    assert before == [list(function.signatures) for function in functions]
