@@ -40,6 +40,7 @@ CHILD_RATE = 0.05
 # How many more nodes than there are so far a tree with another level may have.
 MORE_NODES = 64
 NO_PLACES, NO_CHANCES = np.zeros(0, dtype=np.int64), np.zeros(0)
+# Of a sequence's correction: how far it moves with a surprise, how fast it fades, and the most it may be, in logits.
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
 # A head that has more rows to read than this, for each sequence, was left behind.
 MOST_ROWS_OF_A_STEP = 12

@@ -118,7 +118,8 @@ class DrafterChoice:
                 due.append(index)
         if due and price.pays(price.utility(HOPED_FOR).mean()):
             for index in due:
-                cost = reading[index] + price.starts[len(drafters) + 1] - price.starts[len(drafters)] + price.node
+                # What a draft promises shows before anything is verified.
+                cost = reading[index] + price.first_levels[len(drafters) + 1] - price.first_levels[len(drafters)]
                 if self._affords(cost / price.rate):
                     drafters.append(index)
         most_rests = MOST_RESTING_STEPS if is_hopeless else MOST_RESTING_STEPS_WHERE_NEARLY

@@ -40,11 +40,6 @@ class Candidates:
         return Candidates(*(column[chosen] for column in self.columns))
 
     @property
-    def parent_scores(self) -> Floats:
-        """[M] the scores of the paths above."""
-        return self.scores - self.log_probs
-
-    @property
     def columns(self) -> tuple[NDArray, ...]:
         return (self.owners, self.tokens, self.parents, self.depths, self.log_probs, self.scores, self.values)
 

@@ -140,11 +140,12 @@ class Price:
         self.verify = PriceList(lambda counts: rate * costs.ms("verify", batch_size, batch_size + counts, conditions))
         # Of 0, 1, ... rows, which belong to as many sequences as there are.
         self.level = PriceList(lambda counts: rate * costs.ms("level", np.minimum(counts, batch_size), counts, conditions))
-        # Of the first level of 0, 1, ... sequences; and of a row that the head has missed before.
+        # Of the first level of 0, 1, ... sequences, by itself, and with what verifying anything costs beyond the shares in
+        # `utility`; and of a row that the head has missed before.
         numbers = np.arange(1.0, batch_size + 1)
-        starts = self.rate * costs.ms("start", np.arange(1, batch_size + 1), pace.rows_read * numbers, conditions)
-        starts += self.any_node * (1.0 - numbers / batch_size)  # what the shares in `utility` don't add up to
-        self.starts: list[float] = [0.0, *starts.tolist()]
+        levels = self.rate * costs.ms("start", np.arange(1, batch_size + 1), pace.rows_read * numbers, conditions)
+        self.first_levels: list[float] = [0.0, *levels.tolist()]
+        self.starts: list[float] = [0.0, *(levels + self.any_node * (1.0 - numbers / batch_size)).tolist()]
         start = costs.ms("start", batch_size, np.array([batch_size, 33.0 * batch_size]), conditions).tolist()
         self.missed_row = self.rate * (start[1] - start[0]) / (32 * batch_size)
 
