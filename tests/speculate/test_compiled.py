@@ -84,6 +84,25 @@ def test_what_is_expanded_is_nearly_the_best(functions: Any) -> None:
     assert min(np.mean(lost_by_none), np.mean(lost_by_all)) > 0.05
 
 
+def test_only_those_nodes_are_expanded_that_pay_for_their_rows(functions: Any) -> None:
+    """Nodes whose only child is sure: a row costs 0.2, which those of 0.1 would pay for only together."""
+    children, owners = np.tile(1.0 - CHILD_PRICES, (2, 1)), np.zeros(5, dtype=np.int64)
+    chances, kinds, limits = np.array([0.9, 0.1, 0.1, 0.1, 0.8]), np.zeros(1, dtype=np.int64), np.full(1, 5)
+    verify, level = 0.01 * np.arange(20.0), np.array([0.0, 0.3, 0.5, 0.7, 0.9, 1.1])
+    chosen = functions.worth_expanding(chances, owners, kinds, limits, children, chances, verify, level)
+    assert chosen.tolist() == [0, 4]
+
+
+def test_children_of_roots_count_for_each_root(functions: Any) -> None:
+    """Two sequences of one kind, one of the other."""
+    nobody, owners = np.full(5, -1), np.array([0, 0, 1, 2, 2])
+    chances, kinds = np.array([0.6, 0.2, 0.9, 0.5, 0.4]), np.array([0, 0, 1])
+    gains, sums = functions.gains_of_children(chances, np.zeros(0), nobody, owners, kinds)
+    assert sums.tolist() == [2.0, 1.0]
+    assert gains[0] == pytest.approx(sum(np.maximum(0.0, chance - CHILD_PRICES) for chance in (0.6, 0.2, 0.9)))
+    assert gains[1] == pytest.approx(sum(np.maximum(0.0, chance - CHILD_PRICES) for chance in (0.5, 0.4)))
+
+
 def test_nothing_is_expanded_where_no_more_may_be_drafted(functions: Any) -> None:
     """And no more of a sequence than its top-k."""
     children = np.tile(np.maximum(0.0, 0.9 - CHILD_PRICES), (2, 1))
