@@ -124,12 +124,10 @@ class AcceptanceEstimator:
         """What the logits of the head's probabilities are multiplied by for a sequence of such a temperature, and what is added to
         them."""
         greedy, sampled, by_temperature, _, if_sampled, at_temperature = self.weights[:NUM_SHARED].tolist()
+        if temperature <= 0:
+            return greedy, 0.0
         temperature = min(temperature, MAX_TEMPERATURE)
-        return (
-            (sampled + by_temperature * temperature, if_sampled + at_temperature * temperature)
-            if temperature > 0
-            else (greedy, 0.0)
-        )
+        return sampled + by_temperature * temperature, if_sampled + at_temperature * temperature
 
     def path_and_bias(self, depth: int) -> tuple[float, float]:
         """What the log-probability of the path above is multiplied by, and what is added at that depth."""
