@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -44,7 +46,7 @@ class Batch:
     tokens, positions, slots: [T] int64; `slots` are the cache rows that the pass writes.
     query_starts: B + 1 host integers; sequence b owns the rows query_starts[b] : query_starts[b + 1].
     tree_mask: what each query sees of the last C visible rows; every row before those is visible to all, and None means causal.
-        [B, Q, C] bool (Q query rows for every sequence), or the same as a `MaskWords`; or for each sequence its own [Q, C] bool.
+        [B, Q, C] bool (Q query rows for every sequence), or the same as a `MaskWords`; or for each sequence its own `HostMask`.
     """
 
     tokens: Tensor
@@ -52,11 +54,22 @@ class Batch:
     slots: Tensor
     query_starts: tuple[int, ...]
     rows: HostRows | DeviceRows
-    tree_mask: "Tensor | MaskWords | tuple[Tensor, ...] | None"
+    tree_mask: "Tensor | MaskWords | HostMask | None"
 
     @property
     def batch_size(self) -> int:
         return len(self.query_starts) - 1
+
+
+@dataclass(frozen=True)
+class HostMask:
+    """A tree mask that the host knows, of B sequences that are not alike.
+
+    visible: [T, C] what each query sees of the last widths[b] rows of its sequence b; False in the columns past that.
+    """
+
+    visible: NDArray[np.bool_]
+    widths: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -7,23 +7,24 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from eagle_rt.batch import Batch, HostRows, MaskWords
+from eagle_rt.attention.filled import filled
+from eagle_rt.batch import Batch, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
 
-Ints = NDArray[np.int64]
 # Sequences go together if they have about as many queries and about as many rows as each other, since all are filled up to the
 # most: up to FEW_ROWS or up to MANY_ROWS, beyond which copying the rows side by side takes longer than a call of its own for each
 # sequence; and so many queries that a further call would take longer than the fillings, of which it is worth as many as CALL, in
 # queries times rows. More than MANY_QUERIES go alone. All for two cores of a Xeon.
 FEW_ROWS, MANY_ROWS = 256, 512
-MANY_QUERIES, CALL = 32, 2000
+MANY_QUERIES, CALL = 32, 4000
+NOTHING_SEEN = np.zeros((0, 0), dtype=np.bool_)
 
 
 @dataclass
@@ -33,8 +34,8 @@ class Group:
     queries: [n * Q] rows of the pass, None where they are all rows in order; kept, outputs: which of those [n * Q] are no fillings,
     and their rows of the pass, None where all are. slots: [n * K], or None where the rows of a lone sequence lie side by side; then
     `views` holds the (keys, values) of every layer, [1, kv heads, K, head_dim] each.
-    positions: [n, Q] of the queries. bias: [n, 1, Q, K], 0 where a query sees a row and -inf where it does not, or None where every
-    query sees every row. biases: see `bias_of`.
+    positions: of all queries of the pass. bias: [n, 1, Q, K], 0 where a query sees a row and -inf where it does not, or None where
+    every query sees every row. biases: see `bias_of`.
     """
 
     shape: tuple[int, int, int]
@@ -50,8 +51,11 @@ class Group:
 
 @dataclass(frozen=True)
 class GroupedPlan:
+    """buffer: [most n * K, 2, kv heads, head_dim], where the rows of a group are copied side by side, layer by layer."""
+
     pool: KVPool
     groups: tuple[Group, ...]
+    buffer: Tensor
 
 
 class GroupedAttention:
@@ -60,51 +64,62 @@ class GroupedAttention:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
+        self._memory = torch.empty(0, dtype=dtype)
 
     def plan(self, batch: Batch, pool: KVPool) -> GroupedPlan:
         assert isinstance(batch.rows, HostRows)
         counts = [stop - start for start, stop in zip(batch.query_starts, batch.query_starts[1:], strict=False)]
-        groups = together(counts, batch.rows.kv_lens)
-        return GroupedPlan(pool, tuple(self._group(batch, pool, members) for members in groups))
+        groups = tuple(self._group(batch, batch.rows, pool, members) for members in together(counts, batch.rows.kv_lens))
+        return GroupedPlan(pool, groups, self._buffer(pool, max(0 if own.slots is None else len(own.slots) for own in groups)))
 
     def run(self, queries: Tensor, layer: int, plan: GroupedPlan, window: int | None) -> Tensor:
         if len(plan.groups) == 1:  # which are in order
-            return run_group(queries, layer, plan.pool, plan.groups[0], window)
+            return run_group(queries, layer, plan, plan.groups[0], window)
         output = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for group in plan.groups:
             assert group.outputs is not None
-            output.index_copy_(0, group.outputs, run_group(queries, layer, plan.pool, group, window))
+            output.index_copy_(0, group.outputs, run_group(queries, layer, plan, group, window))
         return output
 
-    def _group(self, batch: Batch, pool: KVPool, members: list[int]) -> Group:
-        """What the host knows is worked out there: a plan is many small calls, which take long beside a pass of few rows. Tensors
-        are not looked into."""
-        assert isinstance(batch.rows, HostRows)
-        device = batch.tokens.device
-        starts = np.array([batch.query_starts[b] for b in members])
-        counts = np.array([batch.query_starts[b + 1] for b in members]) - starts
-        lengths = np.array([batch.rows.kv_lens[b] for b in members])
-        num_members, num_queries, num_rows = len(members), int(counts.max()), int(lengths.max())
+    def _buffer(self, pool: KVPool, num_rows: int) -> Tensor:
+        """The same memory for every pass: for some new megabytes a system may take longer than for copying into them."""
+        shape = (num_rows, *pool.storage.shape[2:])
+        if len(self._memory) < prod(shape):
+            self._memory = torch.empty(2 * prod(shape), dtype=self._dtype, device=pool.storage.device)
+        return self._memory[: prod(shape)].view(shape)
+
+    def _group(self, batch: Batch, rows: HostRows, pool: KVPool, members: list[int]) -> Group:
+        """Tensors are not looked into."""
+        device, mask = batch.tokens.device, batch.tree_mask
+        assert not isinstance(mask, MaskWords)
+        seen, widths = NOTHING_SEEN, rows.kv_lens
+        if isinstance(mask, HostMask):
+            seen, widths = mask.visible, mask.widths
+        elif mask is not None:
+            seen, widths = np.zeros((len(batch.positions), mask.shape[2]), dtype=np.bool_), (mask.shape[2],) * len(mask)
+        firsts = [own.start if isinstance(own, slice) else 0 for own in rows.kv_slots]
+        members_of, query_starts, lengths = np.array(members), np.array(batch.query_starts), np.array(rows.kv_lens)
+        own_queries, own_kept, own_slots, own_bias, sees_all = filled(
+            members_of, query_starts, lengths, np.array(firsts), np.array(widths), seen
+        )
+        num_members, num_queries, num_rows = own_bias.shape
         queries = kept = outputs = None
-        positions = batch.positions
-        if num_members < batch.batch_size or counts.min() < num_queries:
-            places = np.arange(num_queries)
-            rows = (starts[:, None] + np.minimum(places, counts[:, None] - 1)).ravel()
-            real = (places < counts[:, None]).ravel().nonzero()[0]
-            queries, kept, outputs = (torch.from_numpy(own).to(device) for own in (rows, real, rows[real]))
-            positions = positions[queries]
+        if num_members < batch.batch_size or len(own_kept) < len(own_queries):
+            queries, kept, outputs = (torch.from_numpy(own).to(device) for own in (own_queries, own_kept, own_queries[own_kept]))
         slots = views = None
-        own_slots = [batch.rows.kv_slots[b] for b in members]
-        if num_members == 1 and isinstance(own_slots[0], slice):
-            views = pool.views(own_slots[0])
+        slots_of_members = [rows.kv_slots[b] for b in members]
+        if num_members == 1 and isinstance(slots_of_members[0], slice):
+            views = pool.views(slots_of_members[0])
+        elif all(isinstance(own, slice) for own in slots_of_members):
+            slots = torch.from_numpy(own_slots).to(device)
         else:
-            slots = side_by_side(own_slots, lengths, device)
-        visible = visible_rows(batch, members, counts, lengths)
+            slots = torch.cat([slots_up_to(own, num_rows, device) for own in slots_of_members])
         bias = None
-        if visible is not None:
-            bias = torch.zeros(visible.shape, dtype=self._dtype, device=device).masked_fill_(~visible, -torch.inf)[:, None]
-        shape = (num_members, num_queries, num_rows)
-        return Group(shape, queries, kept, outputs, slots, views, positions.view(num_members, num_queries), bias)
+        if not sees_all:
+            bias = torch.from_numpy(own_bias).to(device, self._dtype)[:, None]
+            if isinstance(mask, Tensor):
+                bias = with_mask(bias, mask[members], [rows.kv_lens[b] for b in members])
+        return Group((num_members, num_queries, num_rows), queries, kept, outputs, slots, views, batch.positions, bias)
 
 
 def together(counts: list[int], lengths: Sequence[int]) -> list[list[int]]:
@@ -141,38 +156,20 @@ def most_queries(counts: list[int], num_rows: int) -> list[int]:
     return best[-1][1]
 
 
-def side_by_side(slots: list[Tensor | slice], lengths: Ints, device: torch.device) -> Tensor:
-    """[n * K] the slots of n sequences, the last ones repeated."""
-    places = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
-    firsts = [own.start for own in slots if isinstance(own, slice)]
-    if len(firsts) == len(slots):
-        return torch.from_numpy((np.array(firsts)[:, None] + places).ravel()).to(device)
-    rows = torch.from_numpy(places).to(device)
-    return torch.cat([own.start + row if isinstance(own, slice) else own[row] for own, row in zip(slots, rows, strict=True)])
+def slots_up_to(own: Tensor | slice, num_rows: int, device: torch.device) -> Tensor:
+    """[num_rows] the slots of a sequence, the last one repeated."""
+    slots = torch.arange(own.start, own.stop, device=device) if isinstance(own, slice) else own
+    return functional.pad(slots[None], (0, num_rows - len(slots)), mode="replicate")[0]
 
 
-def visible_rows(batch: Batch, members: list[int], counts: Ints, lengths: Ints) -> Tensor | None:
-    """[n, Q, K] bool for these sequences, or None where all is visible; what it says of fillings means nothing."""
-    tree_mask, device = batch.tree_mask, batch.tokens.device
-    assert not isinstance(tree_mask, MaskWords)
-    num_queries, num_rows = counts.max(), lengths.max()
-    are_alike = num_queries == 1 and lengths.min() == num_rows
-    # To look into a mask on a GPU would mean to wait for it.
-    if are_alike and (tree_mask is None or (device.type == "cpu" and all(bool(tree_mask[b].all()) for b in members))):
-        return None
-    lengths, rows = lengths[:, None, None], np.arange(num_rows)
-    if tree_mask is None:
-        num_seen = lengths - counts[:, None, None] + np.arange(1, num_queries + 1)[:, None]
-        return torch.from_numpy(rows < np.minimum(num_seen, lengths)).to(device)
-    prefixes = lengths - np.array([tree_mask[b].shape[1] for b in members])[:, None, None]
-    visible = torch.from_numpy((rows < prefixes).repeat(num_queries, axis=1)).to(device)
-    for own, b, start in zip(visible, members, prefixes[:, 0, 0].tolist(), strict=True):
-        num_own, width = tree_mask[b].shape
-        own[:num_own, start : start + width] = tree_mask[b]
-    return visible
+def with_mask(bias: Tensor, mask: Tensor, lengths: list[int]) -> Tensor:
+    """The bias [n, 1, Q, K] of what comes before the masked rows with a mask [n, Q, C] of the last ones."""
+    firsts = np.array(lengths)[:, None, None, None] - mask.shape[2]
+    columns = torch.from_numpy(firsts + np.arange(mask.shape[2])).to(bias.device).expand(-1, -1, mask.shape[1], -1)
+    return bias.scatter(3, columns, torch.zeros_like(mask, dtype=bias.dtype).masked_fill_(~mask, -torch.inf)[:, None])
 
 
-def run_group(queries: Tensor, layer: int, pool: KVPool, group: Group, window: int | None) -> Tensor:
+def run_group(queries: Tensor, layer: int, plan: GroupedPlan, group: Group, window: int | None) -> Tensor:
     """[R, heads, head_dim] for the R queries of a group."""
     num_members, num_queries, _ = group.shape
     num_heads, head_dim = queries.shape[1:]
@@ -182,7 +179,7 @@ def run_group(queries: Tensor, layer: int, pool: KVPool, group: Group, window: i
         keys, values = group.views[0][layer], group.views[1][layer]
     else:
         assert group.slots is not None
-        keys, values = pool.read(layer, group.slots, num_members)
+        keys, values = plan.pool.read(layer, group.slots, num_members, plan.buffer[: len(group.slots)])
     shared = num_heads // keys.shape[1]
     # Half-precision products of all queries that share their keys take less time than of one head after the other.
     if shared > 1 and num_queries <= MANY_QUERIES and (num_queries == 1 or queries.dtype != torch.float32):
@@ -211,8 +208,9 @@ def windowed(group: Group, window: int, dtype: torch.dtype) -> Tensor:
     """The bias of a layer that looks back only so far. A drafted row's position is at most what its place in the cache says, so no
     drafted row falls out of the window here."""
     num_members, num_queries, num_rows = group.shape
-    distances = group.positions[:, :, None] - torch.arange(num_rows, device=group.positions.device)
+    positions = group.positions if group.queries is None else group.positions[group.queries]
+    distances = positions.view(num_members, num_queries, 1) - torch.arange(num_rows, device=positions.device)
     bias = group.bias
     if bias is None:
-        bias = torch.zeros(num_members, 1, num_queries, num_rows, dtype=dtype, device=group.positions.device)
+        bias = torch.zeros(num_members, 1, num_queries, num_rows, dtype=dtype, device=positions.device)
     return bias.masked_fill((distances >= window)[:, None], -torch.inf)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eagle_rt.batch import Batch, HostRows, MaskWords
+from eagle_rt.batch import Batch, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
 
 
@@ -74,9 +74,13 @@ def visible_rows(batch: Batch, b: int, kv_len: int) -> Tensor | None:
             return None
         return torch.ones(num_queries, kv_len, dtype=torch.bool, device=device).tril(kv_len - num_queries)
     assert not isinstance(batch.tree_mask, MaskWords)
-    tree_mask = batch.tree_mask[b]
+    if isinstance(batch.tree_mask, HostMask):
+        own = slice(batch.query_starts[b], batch.query_starts[b + 1])
+        visible = torch.from_numpy(batch.tree_mask.visible[own, : batch.tree_mask.widths[b]]).to(device)
+    else:
+        visible = batch.tree_mask[b]
     # A lone row of a chain sees all that came before it. To look into a mask on a GPU would mean to wait for it.
-    if tree_mask.shape[0] == 1 and not tree_mask.is_cuda and bool(tree_mask.all()):
+    if num_queries == 1 and not visible.is_cuda and bool(visible.all()):
         return None
-    prefix = torch.ones(num_queries, kv_len - tree_mask.shape[1], dtype=torch.bool, device=device)
-    return torch.cat((prefix, tree_mask), dim=1)
+    prefix = torch.ones(num_queries, kv_len - visible.shape[1], dtype=torch.bool, device=device)
+    return torch.cat((prefix, visible), dim=1)

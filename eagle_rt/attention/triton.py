@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from eagle_rt.batch import Batch, DeviceRows, HostRows, MaskWords
+from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.triton.tree_attention import mask_words, tree_attention
 
@@ -43,11 +43,10 @@ class TritonAttention:
         if batch.tree_mask is None:
             # Causal: a row sees all but the ones after it.
             prefixes, masks = kv_lens - later, torch.zeros(len(batch.tokens), 0, dtype=torch.int64, device=device)
-        elif isinstance(batch.tree_mask, tuple):
-            columns = [mask.shape[1] for mask in batch.tree_mask for _ in range(len(mask))]
-            prefixes = kv_lens - torch.tensor(columns, dtype=torch.int32, device=device)
-            widest = max(columns)
-            masks = torch.cat([mask_words(functional.pad(mask, (0, widest - mask.shape[1]))) for mask in batch.tree_mask])
+        elif isinstance(batch.tree_mask, HostMask):
+            widths = np.repeat(batch.tree_mask.widths, counts).astype(np.int32)
+            prefixes = kv_lens - torch.from_numpy(widths).to(device)
+            masks = mask_words(torch.from_numpy(batch.tree_mask.visible).to(device))
         else:
             mask = batch.tree_mask
             if isinstance(mask, Tensor):

@@ -22,10 +22,15 @@ class KVPool:
         """keys_and_values: [T, 2, heads, head_dim] goes to slots [T]."""
         self._layers[layer].index_copy_(0, slots, keys_and_values)
 
-    def read(self, layer: int, slots: Tensor | slice, num_sequences: int = 1) -> tuple[Tensor, Tensor]:
-        """(keys, values) of one layer, each [n, heads, K, head_dim], from n * K slots; views where `slots` is a slice."""
+    def read(
+        self, layer: int, slots: Tensor | slice, num_sequences: int = 1, buffer: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(keys, values) of one layer, each [n, heads, K, head_dim], from n * K slots; views where `slots` is a slice.
+
+        buffer: [n * K, 2, heads, head_dim] memory to copy them to.
+        """
         storage = self._layers[layer]
-        rows = storage[slots] if isinstance(slots, slice) else storage.index_select(0, slots)
+        rows = storage[slots] if isinstance(slots, slice) else torch.index_select(storage, 0, slots, out=buffer)
         keys, values = rows.unflatten(0, (num_sequences, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         return keys, values
 

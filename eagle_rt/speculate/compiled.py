@@ -1,39 +1,9 @@
-"""What is asked for at every level of a draft, compiled: a numpy call on a few dozen numbers takes several microseconds right after
-a pass of a model, whose weights have filled the caches, and these would be a hundred calls a step.
-
-Where there is no numba the same functions run as they are written.
-"""
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+"""What is asked for at every level of a draft, compiled."""
 
 import numpy as np
 
+from eagle_rt.kernels.compiled import compiled
 from eagle_rt.speculate.forest import Bools, Floats, Ints
-
-F = TypeVar("F", bound=Callable)
-
-
-def uncompiled(function: F) -> F:
-    return function
-
-
-if TYPE_CHECKING:
-    compiled = uncompiled
-else:
-    try:
-        from numba import njit
-    except ImportError:
-        compiled = uncompiled
-    else:
-
-        def compiled(function: F) -> F:
-            """For good, where there is a place to keep it."""
-            try:
-                return njit(cache=True)(function)
-            except RuntimeError:
-                return njit(function)
-
 
 # Prices of a node, in units of its parent's chance, for which the gain from children is remembered.
 CHILD_PRICES = np.linspace(0.0, 1.0, 33)

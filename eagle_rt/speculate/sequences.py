@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from eagle_rt.batch import Batch, DeviceRows, HostRows, MaskWords
+from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.tree_shape import TreeShape
 
@@ -126,24 +127,23 @@ def packed_scratch_batch(
     """A pass over `counts` nodes of each sequence, T in all, one sequence after the other.
 
     They are written to `places` [T] among the sequence's scratch rows, of which the first num_scratch are then in use. offsets: [T]
-    positions past the cached rows; visible: [T, C] which of the scratch rows in use each sees, None for causal.
+    positions past the cached rows; visible: [T, C] which of its sequence's scratch rows in use each sees, None for causal.
     """
     device = sequences[0].rows.slots.device
     bases = np.repeat([own.num_cached for own in sequences], counts)
-    starts = np.cumsum([0, *counts]).tolist()
-    spans = list(zip(sequences, starts, starts[1:], num_scratch, strict=False))
-    mask = None if visible is None else torch.from_numpy(visible).to(device)
-    kv_lens = tuple(own.num_cached + in_use for own, _, _, in_use in spans)
+    starts = tuple(accumulate(counts, initial=0))
+    kv_lens = tuple(own.num_cached + in_use for own, in_use in zip(sequences, num_scratch, strict=True))
     firsts = [own.rows.first for own in sequences if own.rows.first is not None]
     if len(firsts) < len(sequences):
-        slots = np.concatenate([own.rows.at(own.num_cached + places[start:stop]) for own, start, stop, _ in spans])
+        spans = zip(sequences, starts, starts[1:], strict=False)
+        slots = np.concatenate([own.rows.at(own.num_cached + places[start:stop]) for own, start, stop in spans])
     else:
         slots = np.repeat(firsts, counts) + bases + places
     return Batch(
         tokens=torch.as_tensor(tokens, device=device),
         positions=torch.as_tensor(bases + offsets, device=device),
         slots=torch.as_tensor(slots, device=device),
-        query_starts=tuple(starts),
+        query_starts=starts,
         rows=HostRows(kv_lens, tuple(own.rows.up_to(kv_len) for own, kv_len in zip(sequences, kv_lens, strict=True))),
-        tree_mask=None if mask is None else tuple(mask[start:stop, :in_use] for _, start, stop, in_use in spans),
+        tree_mask=None if visible is None else HostMask(visible, tuple(num_scratch)),
     )

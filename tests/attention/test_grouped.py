@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional
 
 from eagle_rt.attention import grouped
 from eagle_rt.attention.grouped import GroupedAttention
 from eagle_rt.attention.reference import ReferenceAttention
-from eagle_rt.batch import Batch, HostRows
+from eagle_rt.batch import Batch, HostMask, HostRows
 from eagle_rt.cache.pool import KVPool
 
 NUM_SLOTS, HEAD_DIM = 512, 8
@@ -48,8 +49,12 @@ def random_batch(sizes: list[tuple[int, int, int, bool]], kind: str, seed: int) 
         positions.append(torch.arange(length - num_queries, length) if kind == "causal" else num_cached + depths)
         starts.append(starts[-1] + num_queries)
         lengths.append(length)
-    tree_mask = {"causal": None, "each": tuple(masks), "alike": None}[kind]
-    if kind == "alike":
+    tree_mask = None
+    if kind == "each":
+        widths = tuple(mask.shape[1] for mask in masks)
+        visible = torch.cat([functional.pad(mask, (0, max(widths) - mask.shape[1])) for mask in masks])
+        tree_mask = HostMask(visible.numpy(), widths)
+    elif kind == "alike":
         tree_mask = torch.stack(masks)
     nothing = torch.zeros(starts[-1], dtype=torch.int64)
     rows = HostRows(tuple(lengths), tuple(slots))
