@@ -7,22 +7,31 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+# The cache slots of a sequence's rows, in order; a range where they lie side by side, which can be read without copying them.
+Slots = NDArray[np.int64] | range
+
+
+def slots_at(slots: Slots, places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Some of them."""
+    return slots.start + places if isinstance(slots, range) else slots[places]
+
 
 @dataclass(frozen=True)
 class HostRows:
     """The cache rows that B sequences see, as the host knows them.
 
-    kv_lens: the number of rows of each, those included that the pass writes; kv_slots: their slots, tensors [kv_lens[b]] int64,
-    or slices where they lie side by side, which reads the cache without copying it.
+    kv_lens: the number of rows of each, those included that the pass writes; kv_slots: their slots, kv_lens[b] of sequence b.
     """
 
     kv_lens: tuple[int, ...]
-    kv_slots: tuple[Tensor | slice, ...]
+    kv_slots: tuple[Slots, ...]
 
     def slot_tensors(self, device: torch.device) -> list[Tensor]:
         """The slots of each sequence, all as int32 tensors."""
         return [
-            torch.arange(own.start, own.stop, dtype=torch.int32, device=device) if isinstance(own, slice) else own.int()
+            torch.arange(own.start, own.stop, dtype=torch.int32, device=device)
+            if isinstance(own, range)
+            else torch.from_numpy(own).to(device, torch.int32)
             for own in self.kv_slots
         ]
 

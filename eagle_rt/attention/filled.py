@@ -10,15 +10,16 @@ Ints = NDArray[np.int64]
 
 @compiled
 def filled(
-    members: Ints, query_starts: Ints, lengths: Ints, firsts: Ints, widths: Ints, seen: NDArray[np.bool_]
+    members: Ints, query_starts: Ints, lengths: Ints, firsts: Ints, table: Ints, widths: Ints, seen: NDArray[np.bool_]
 ) -> tuple[Ints, Ints, Ints, NDArray[np.float32], bool]:
     """Of n members of a pass over B sequences, with Q queries and K rows at most:
 
     [n * Q] the queries, by row of the pass, each sequence's last one repeated; which of those are no fillings; [n * K] slots, the
     last one repeated; [n, Q, K] 0 where a query sees a row and -inf where it does not; and whether they all see everything.
 
-    query_starts: [B + 1]; lengths: [B] rows of each; firsts: [B] their first slots, where they lie side by side; seen: [T, C] what
-    queries see of the last widths [B] rows, see `HostMask`; C is 0 where they are causal.
+    query_starts: [B + 1]; lengths: [B] rows of each; firsts: [B] their first slots, where they lie side by side, and of the others
+    -1 less where theirs begin in the `table`. seen: [T, C] what queries see of the last widths [B] rows, see `HostMask`; C is 0
+    where they are causal.
     """
     counts = query_starts[1:] - query_starts[:-1]
     num_queries, num_rows = counts[members].max(), lengths[members].max()
@@ -29,7 +30,8 @@ def filled(
     num_kept, all_seen, places = 0, True, np.arange(num_rows)
     for index, member in enumerate(members):
         start, count, length = query_starts[member], counts[member], lengths[member]
-        slots[index * num_rows : (index + 1) * num_rows] = firsts[member] + np.minimum(places, length - 1)
+        own_slots, own_places = slots[index * num_rows : (index + 1) * num_rows], np.minimum(places, length - 1)
+        own_slots[:] = firsts[member] + own_places if firsts[member] >= 0 else table[-1 - firsts[member] + own_places]
         for query in range(num_queries):
             row = start + min(query, count - 1)
             queries[index * num_queries + query] = row

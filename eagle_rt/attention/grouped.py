@@ -24,7 +24,7 @@ from eagle_rt.cache.pool import KVPool
 # queries times rows. More than MANY_QUERIES go alone. All for two cores of a Xeon.
 FEW_ROWS, MANY_ROWS = 256, 512
 MANY_QUERIES, CALL = 32, 4000
-NOTHING_SEEN = np.zeros((0, 0), dtype=np.bool_)
+NO_SLOTS, NOTHING_SEEN = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.bool_)
 
 
 @dataclass
@@ -97,23 +97,28 @@ class GroupedAttention:
             seen, widths = mask.visible, mask.widths
         elif mask is not None:
             seen, widths = np.zeros((len(batch.positions), mask.shape[2]), dtype=np.bool_), (mask.shape[2],) * len(mask)
-        firsts = [own.start if isinstance(own, slice) else 0 for own in rows.kv_slots]
+        firsts, scattered, num_scattered = [], [NO_SLOTS], 0
+        for own in rows.kv_slots:
+            if isinstance(own, range):
+                firsts.append(own.start)
+            else:
+                firsts.append(-1 - num_scattered)
+                scattered.append(own)
+                num_scattered += len(own)
         members_of, query_starts, lengths = np.array(members), np.array(batch.query_starts), np.array(rows.kv_lens)
         own_queries, own_kept, own_slots, own_bias, sees_all = filled(
-            members_of, query_starts, lengths, np.array(firsts), np.array(widths), seen
+            members_of, query_starts, lengths, np.array(firsts), np.concatenate(scattered), np.array(widths), seen
         )
         num_members, num_queries, num_rows = own_bias.shape
         queries = kept = outputs = None
         if num_members < batch.batch_size or len(own_kept) < len(own_queries):
             queries, kept, outputs = (torch.from_numpy(own).to(device) for own in (own_queries, own_kept, own_queries[own_kept]))
         slots = views = None
-        slots_of_members = [rows.kv_slots[b] for b in members]
-        if num_members == 1 and isinstance(slots_of_members[0], slice):
-            views = pool.views(slots_of_members[0])
-        elif all(isinstance(own, slice) for own in slots_of_members):
-            slots = torch.from_numpy(own_slots).to(device)
+        only = rows.kv_slots[members[0]]
+        if num_members == 1 and isinstance(only, range):
+            views = pool.views(slice(only.start, only.stop))
         else:
-            slots = torch.cat([slots_up_to(own, num_rows, device) for own in slots_of_members])
+            slots = torch.from_numpy(own_slots).to(device)
         bias = None
         if not sees_all:
             bias = torch.from_numpy(own_bias).to(device, self._dtype)[:, None]
@@ -154,12 +159,6 @@ def most_queries(counts: list[int], num_rows: int) -> list[int]:
         cost, steps = min(ways)
         best.append((cost, [*steps, most]))
     return best[-1][1]
-
-
-def slots_up_to(own: Tensor | slice, num_rows: int, device: torch.device) -> Tensor:
-    """[num_rows] the slots of a sequence, the last one repeated."""
-    slots = torch.arange(own.start, own.stop, device=device) if isinstance(own, slice) else own
-    return functional.pad(slots[None], (0, num_rows - len(slots)), mode="replicate")[0]
 
 
 def with_mask(bias: Tensor, mask: Tensor, lengths: list[int]) -> Tensor:

@@ -40,7 +40,9 @@ class ReferenceAttention:
         assert isinstance(batch.rows, HostRows)
         sequences = []
         for b in range(batch.batch_size):
-            rows, kv_slots = slice(batch.query_starts[b], batch.query_starts[b + 1]), batch.rows.kv_slots[b]
+            rows, slots = slice(batch.query_starts[b], batch.query_starts[b + 1]), batch.rows.kv_slots[b]
+            is_run = isinstance(slots, range)
+            kv_slots = slice(slots.start, slots.stop) if is_run else torch.from_numpy(slots).to(batch.tokens.device)
             visible = visible_rows(batch, b, batch.rows.kv_lens[b])
             bias = None
             if visible is not None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from eagle_rt.engine.core import EngineCore
-from eagle_rt.engine.prepare import sequence_rows
+from eagle_rt.engine.prepare import slots_of
 from eagle_rt.kernels.packed_linear import makes_tiles
 from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
 from eagle_rt.speculate.host_step import HostStepper
@@ -91,7 +91,7 @@ def run_step(stepper: HostStepper, core: EngineCore, batch_size: int, tree: Tree
     for b in range(batch_size):
         pages = list(range(b * num_pages, (b + 1) * num_pages))
         text = [random.randrange(vocab_size) for _ in range(CONTEXT + 1)]
-        rows = sequence_rows(pages, CONTEXT + limits.num_scratch, limits.page_size, str(device))
+        rows = slots_of(pages, CONTEXT + limits.num_scratch, limits.page_size)
         sequences.append(HostSequence(f"timing {b}", text, rows, 0.0, tree))
         stepper.drafter.rows.begin(f"timing {b}", CONTEXT - num_missing, CONTEXT - num_missing)
         stepper.drafter.rows.add(f"timing {b}", features)

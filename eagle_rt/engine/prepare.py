@@ -1,24 +1,24 @@
 """From plans in plain Python to tensors: the only way from the host to the device."""
 
+from itertools import accumulate
+
+import numpy as np
 import torch
 
-from eagle_rt.batch import Batch, HostRows
+from eagle_rt.batch import Batch, HostRows, Slots, slots_at
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk
 from eagle_rt.speculate.sampler import SamplingBatch
-from eagle_rt.speculate.sequences import DecodeSequences, HostCache, HostSequence, SequenceRows
+from eagle_rt.speculate.sequences import DecodeSequences, HostCache, HostSequence
 
 
-def sequence_rows(pages: list[int], num_rows: int, page_size: int, device: str) -> SequenceRows:
+def slots_of(pages: list[int], num_rows: int, page_size: int) -> Slots:
     """The slots of a sequence's first `num_rows` rows."""
     num_pages = -(-num_rows // page_size)
     first_page = pages[0]
     if pages[:num_pages] == list(range(first_page, first_page + num_pages)):
-        first = first_page * page_size
-        return SequenceRows(torch.arange(first, first + num_rows, device=device), first)
-    starts = torch.tensor(pages[:num_pages], device=device) * page_size
-    slots = (starts[:, None] + torch.arange(page_size, device=device)).flatten()
-    return SequenceRows(slots[:num_rows], None)
+        return range(first_page * page_size, first_page * page_size + num_rows)
+    return (np.array(pages[:num_pages])[:, None] * page_size + np.arange(page_size)).ravel()[:num_rows]
 
 
 def sampling_batch(requests: list[Request], device: str) -> SamplingBatch:
@@ -38,24 +38,25 @@ def sampling_batch(requests: list[Request], device: str) -> SamplingBatch:
 def decode_sequences(requests: tuple[Request, ...], num_scratch: int, page_size: int, device: str) -> DecodeSequences:
     """The sequences of a decode step, each with `num_scratch` rows past its cached ones."""
     num_cached = tuple(request.num_cached for request in requests)
-    rows = tuple(sequence_rows(request.pages, request.num_cached + num_scratch, page_size, device) for request in requests)
+    rows = tuple(slots_of(request.pages, request.num_cached + num_scratch, page_size) for request in requests)
+    scratch = [slots_at(own, np.arange(cached, cached + num_scratch)) for own, cached in zip(rows, num_cached, strict=True)]
     return DecodeSequences(
         root_tokens=torch.tensor([request.tokens[-1] for request in requests], device=device),
         positions=torch.tensor(num_cached, device=device),
         cache=HostCache(num_cached, rows),
-        scratch_slots=torch.stack([row.slots[cached:] for row, cached in zip(rows, num_cached, strict=True)]),
+        scratch_slots=torch.from_numpy(np.stack(scratch)).to(device),
         state_rows=torch.tensor([request.state_row for request in requests], device=device),
         sampling=sampling_batch(list(requests), device),
     )
 
 
-def host_sequences(requests: tuple[Request, ...], num_scratch: int, page_size: int, device: str) -> list[HostSequence]:
+def host_sequences(requests: tuple[Request, ...], num_scratch: int, page_size: int) -> list[HostSequence]:
     """The same for a step that the host decides on."""
     return [
         HostSequence(
             request.id,
             request.tokens,
-            sequence_rows(request.pages, request.num_cached + num_scratch, page_size, device),
+            slots_of(request.pages, request.num_cached + num_scratch, page_size),
             request.sampling.temperature,
             request.bounds,
         )
@@ -63,26 +64,23 @@ def host_sequences(requests: tuple[Request, ...], num_scratch: int, page_size: i
     ]
 
 
-def prefilled_sequence(chunk: Chunk, next_token: int, page_size: int, device: str) -> HostSequence:
+def prefilled_sequence(chunk: Chunk, next_token: int, page_size: int) -> HostSequence:
     """A text up to the end of a chunk, and the token after it."""
     request = chunk.request
-    rows = sequence_rows(request.pages, chunk.stop, page_size, device)
+    rows = slots_of(request.pages, chunk.stop, page_size)
     return HostSequence(request.id, [*request.tokens[: chunk.stop], next_token], rows, request.sampling.temperature, request.bounds)
 
 
 def prefill_batch(chunks: tuple[Chunk, ...], page_size: int, device: str) -> Batch:
     """All chunks side by side in one causal pass."""
-    rows = [sequence_rows(chunk.request.pages, chunk.stop, page_size, device) for chunk in chunks]
-    query_starts = [0]
-    for chunk in chunks:
-        query_starts.append(query_starts[-1] + chunk.stop - chunk.start)
+    rows = tuple(slots_of(chunk.request.pages, chunk.stop, page_size) for chunk in chunks)
+    places = [np.arange(chunk.start, chunk.stop) for chunk in chunks]
+    slots = np.concatenate([slots_at(own, own_places) for own, own_places in zip(rows, places, strict=True)])
     return Batch(
         tokens=torch.tensor([token for chunk in chunks for token in chunk.request.tokens[chunk.start : chunk.stop]], device=device),
-        positions=torch.cat([torch.arange(chunk.start, chunk.stop, device=device) for chunk in chunks]),
-        slots=torch.cat([row.slots[chunk.start :] for row, chunk in zip(rows, chunks, strict=True)]),
-        query_starts=tuple(query_starts),
-        rows=HostRows(
-            tuple(chunk.stop for chunk in chunks), tuple(row.up_to(chunk.stop) for row, chunk in zip(rows, chunks, strict=True))
-        ),
+        positions=torch.from_numpy(np.concatenate(places)).to(device),
+        slots=torch.from_numpy(slots).to(device),
+        query_starts=tuple(accumulate(map(len, places), initial=0)),
+        rows=HostRows(tuple(chunk.stop for chunk in chunks), rows),
         tree_mask=None,
     )

@@ -113,7 +113,7 @@ class Runner:
     def _run_on_host(self, plan: StepPlan, stepper: HostStepper) -> StepResult:
         result = StepResult([], [], [], [])
         if plan.decodes:
-            sequences = host_sequences(plan.decodes, self.tree_shape.num_scratch_rows, self._page_size, self._device)
+            sequences = host_sequences(plan.decodes, self.tree_shape.num_scratch_rows, self._page_size)
             sampling = sampling_batch(list(plan.decodes), self._device)
             self.clock.mark("prepare")
             outcome = stepper.step(sequences, sampling, self.clock.mark)
@@ -141,7 +141,7 @@ class Runner:
             if request.bounds:
                 stepper.drafter.rows.add(request.id, output.features[batch.query_starts[b] : batch.query_starts[b + 1]])
                 if self.would_draft(request, plan.load) and not stepper.drafter.rows[request.id].is_lost:
-                    reading.append(prefilled_sequence(chunk, next_token, self._page_size, self._device))
+                    reading.append(prefilled_sequence(chunk, next_token, self._page_size))
         if reading:
             stepper.drafter.catch_up(reading)
         self.clock.mark("prefill")

@@ -22,7 +22,7 @@ def text_batch(texts: list[list[int]], device: torch.device) -> Batch:
         query_starts=tuple(starts),
         rows=HostRows(
             tuple(len(text) for text in texts),
-            tuple(slice(start, start + len(text)) for start, text in zip(starts, texts, strict=False)),
+            tuple(range(start, start + len(text)) for start, text in zip(starts, texts, strict=False)),
         ),
         tree_mask=None,
     )

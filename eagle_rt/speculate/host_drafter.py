@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eagle_rt.attention.base import AttentionBackend
-from eagle_rt.batch import Batch, HostRows
+from eagle_rt.batch import Batch, HostRows, slots_at
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.speculate.costs import Observation
@@ -120,9 +120,11 @@ class HostDrafter:
         batch = Batch(
             tokens=self._tensor([token for own, start, stop in spans for token in own.text[start + 1 : stop + 1]]),
             positions=self._tensor(np.concatenate(positions)),
-            slots=self._tensor(np.concatenate([own.rows.at(places) for own, places in zip(sequences, positions, strict=True)])),
+            slots=self._tensor(
+                np.concatenate([slots_at(own.slots, places) for own, places in zip(sequences, positions, strict=True)])
+            ),
             query_starts=tuple(accumulate(map(len, positions), initial=0)),
-            rows=HostRows(tuple(stops), tuple(own.rows.up_to(stop) for own, _, stop in spans)),
+            rows=HostRows(tuple(stops), tuple(own.slots[:stop] for own, _, stop in spans)),
             tree_mask=None,
         )
         states = self.head.forward(batch.tokens, self.head.fuse(features), batch, self.pool, self._backend)
@@ -146,7 +148,10 @@ class HostDrafter:
         owners = np.flatnonzero(counts)
         own = [sequences[owner] for owner in owners.tolist()]
         in_use = num_fed[owners].tolist()
-        batch = packed_scratch_batch(own, counts[owners].tolist(), in_use, chosen.tokens, chosen.depths - 1, places, visible)
+        device = self.pool.storage.device
+        batch = packed_scratch_batch(
+            own, counts[owners].tolist(), in_use, chosen.tokens, chosen.depths - 1, places, visible, device
+        )
         states = fed.states[self._tensor(parent_rows)]
         return FedRows(self.head.forward(batch.tokens, states, batch, self.pool, self._backend), visible)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from eagle_rt.attention.base import AttentionBackend
+from eagle_rt.batch import slots_at
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.costs import Observation
@@ -102,7 +103,7 @@ class HostStepper:
         """What the target chooses after nodes, and the nodes' features [T, F]."""
         counts = np.diff(trees.starts).tolist()
         visible = None if trees.is_plain else trees.visible
-        batch = packed_scratch_batch(sequences, counts, counts, trees.tokens, trees.depths, trees.places, visible)
+        batch = packed_scratch_batch(sequences, counts, counts, trees.tokens, trees.depths, trees.places, visible, self._device)
         output = self.target.forward(batch, self.pool, self._backend, self.feature_layers)
         logits = self.target.logits(output.hidden)
 
@@ -134,8 +135,8 @@ class HostStepper:
             moved = [(row - start, place) for place, row in enumerate(path) if row - start != place]
             if moved:
                 places = np.array(moved) + sequence.num_cached
-                sources.append(sequence.rows.at(places[:, 0]))
-                targets.append(sequence.rows.at(places[:, 1]))
+                sources.append(slots_at(sequence.slots, places[:, 0]))
+                targets.append(slots_at(sequence.slots, places[:, 1]))
         if sources:
             self.pool.move(self._tensor(np.concatenate(sources)), self._tensor(np.concatenate(targets)))
 
@@ -167,4 +168,8 @@ class HostStepper:
         self._learning_ms = 1000 * (time.perf_counter() - start)
 
     def _tensor(self, values: Ints | Sequence) -> Tensor:
-        return torch.as_tensor(values, device=self.pool.storage.device)
+        return torch.as_tensor(values, device=self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.pool.storage.device

@@ -9,41 +9,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords
+from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords, Slots, slots_at
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.tree_shape import TreeShape
-
-
-@dataclass(frozen=True)
-class SequenceRows:
-    """The cache slots of one sequence, in the order of its text and then its scratch rows.
-
-    slots: [capacity] int64; first: the first slot, if they lie side by side, and None otherwise.
-    """
-
-    slots: Tensor
-    first: int | None
-
-    def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The slots of some of them, on the host."""
-        return self.slots.cpu().numpy()[places] if self.first is None else self.first + places
-
-    def up_to(self, num_rows: int) -> Tensor | slice:
-        """The first `num_rows` of them."""
-        return self.slots[:num_rows] if self.first is None else slice(self.first, self.first + num_rows)
 
 
 @dataclass(frozen=True)
 class HostSequence:
     """A sequence whose next token is due, for steps that are decided on the host.
 
-    text: its tokens, of which all but the last, the root, are cached in `rows`, which go on past them with scratch rows.
+    text: its tokens, of which all but the last, the root, are cached in `slots`, which go on past them with scratch rows.
     bounds: the largest tree to draft, None for none at all.
     """
 
     id: str
     text: list[int]
-    rows: SequenceRows
+    slots: Slots
     temperature: float
     bounds: TreeShape | None
 
@@ -57,12 +38,12 @@ class HostCache:
     """Where B sequences are cached, with lengths that the host knows: num_cached rows each, and then scratch rows."""
 
     num_cached: tuple[int, ...]
-    rows: tuple[SequenceRows, ...]
+    slots: tuple[Slots, ...]
 
     def visible(self, num_scratch: int) -> HostRows:
         """What a pass sees that writes the first `num_scratch` scratch rows."""
         kv_lens = tuple(count + num_scratch for count in self.num_cached)
-        return HostRows(kv_lens, tuple(rows.up_to(kv_len) for rows, kv_len in zip(self.rows, kv_lens, strict=True)))
+        return HostRows(kv_lens, tuple(own[:kv_len] for own, kv_len in zip(self.slots, kv_lens, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -123,20 +104,20 @@ def packed_scratch_batch(
     offsets: NDArray[np.int64],
     places: NDArray[np.int64],
     visible: NDArray[np.bool_] | None,
+    device: torch.device,
 ) -> Batch:
     """A pass over `counts` nodes of each sequence, T in all, one sequence after the other.
 
     They are written to `places` [T] among the sequence's scratch rows, of which the first num_scratch are then in use. offsets: [T]
     positions past the cached rows; visible: [T, C] which of its sequence's scratch rows in use each sees, None for causal.
     """
-    device = sequences[0].rows.slots.device
     bases = np.repeat([own.num_cached for own in sequences], counts)
     starts = tuple(accumulate(counts, initial=0))
     kv_lens = tuple(own.num_cached + in_use for own, in_use in zip(sequences, num_scratch, strict=True))
-    firsts = [own.rows.first for own in sequences if own.rows.first is not None]
+    firsts = [own.slots.start for own in sequences if isinstance(own.slots, range)]
     if len(firsts) < len(sequences):
         spans = zip(sequences, starts, starts[1:], strict=False)
-        slots = np.concatenate([own.rows.at(own.num_cached + places[start:stop]) for own, start, stop in spans])
+        slots = np.concatenate([slots_at(own.slots, own.num_cached + places[start:stop]) for own, start, stop in spans])
     else:
         slots = np.repeat(firsts, counts) + bases + places
     return Batch(
@@ -144,6 +125,6 @@ def packed_scratch_batch(
         positions=torch.as_tensor(bases + offsets, device=device),
         slots=torch.as_tensor(slots, device=device),
         query_starts=starts,
-        rows=HostRows(kv_lens, tuple(own.rows.up_to(kv_len) for own, kv_len in zip(sequences, kv_lens, strict=True))),
+        rows=HostRows(kv_lens, tuple(own.slots[:kv_len] for own, kv_len in zip(sequences, kv_lens, strict=True))),
         tree_mask=None if visible is None else HostMask(visible, tuple(num_scratch)),
     )

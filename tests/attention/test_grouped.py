@@ -40,7 +40,7 @@ def random_batch(sizes: list[tuple[int, int, int, bool]], kind: str, seed: int) 
         num_columns = num_fed + num_queries
         length = num_cached + num_columns
         first = int(torch.randint(NUM_SLOTS - length, (1,), generator=generator))
-        slots.append(slice(first, first + length) if is_run else order[first_free : first_free + length])
+        slots.append(range(first, first + length) if is_run else order[first_free : first_free + length].numpy())
         first_free += length
         mask = torch.rand(num_queries, num_columns, generator=generator) < 0.5
         mask[torch.arange(num_queries), num_fed + torch.arange(num_queries)] = True
@@ -67,7 +67,7 @@ def both(batch: Batch, dtype: torch.dtype, shared: int, window: int | None) -> t
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
     seen = torch.zeros(NUM_SLOTS, dtype=torch.bool)
     for own in batch.rows.kv_slots:
-        seen[own] = True
+        seen[list(own)] = True
     pool.storage[:, ~seen] = torch.nan  # what another request's broken head may have left there
     queries = torch.randn(len(batch.positions), 2 * shared + 4, HEAD_DIM, generator=generator).to(dtype)[:, : 2 * shared]
     reference, ours = ReferenceAttention(dtype), GroupedAttention(dtype)

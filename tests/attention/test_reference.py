@@ -51,7 +51,7 @@ def test_causal_chunks_of_several_sequences(backend: AttentionBackend, scattered
         positions=positions,
         slots=torch.zeros(0),
         query_starts=tuple(starts),
-        rows=HostRows(lengths, tuple(own if scattered else slice(int(own[0]), int(own[-1]) + 1) for own in slots)),
+        rows=HostRows(lengths, tuple(own.numpy() if scattered else range(int(own[0]), int(own[-1]) + 1) for own in slots)),
         tree_mask=None,
     )
     queries = torch.randn(starts[-1], HEADS, HEAD_DIM)
@@ -78,7 +78,7 @@ def test_tree_rows_see_the_text_and_what_the_mask_says(backend: AttentionBackend
         positions=torch.zeros(6, dtype=torch.int64),
         slots=torch.zeros(0),
         query_starts=(0, 3, 6),
-        rows=HostRows(lengths, (slice(0, lengths[0]), slice(15, 15 + lengths[1]))),
+        rows=HostRows(lengths, (range(lengths[0]), range(15, 15 + lengths[1]))),
         tree_mask=mask,
     )
     queries = torch.randn(6, HEADS, HEAD_DIM)

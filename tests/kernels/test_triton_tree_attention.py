@@ -35,7 +35,7 @@ def random_case(
         positions=positions.to(DEVICE),
         slots=torch.zeros(0),
         query_starts=tuple(range(0, len(lengths) * num_queries + 1, num_queries)),
-        rows=HostRows(lengths, tuple(s.to(DEVICE) if scattered else slice(int(s[0]), int(s[-1]) + 1) for s in own)),
+        rows=HostRows(lengths, tuple(s.numpy() if scattered else range(int(s[0]), int(s[-1]) + 1) for s in own)),
         tree_mask=None if tree_mask is None else tree_mask.to(DEVICE),
     )
 
@@ -128,7 +128,7 @@ def test_pages_and_lengths_on_the_device(page_size: int) -> None:
     positions = torch.zeros(12, dtype=torch.int64, device=DEVICE)
     mask = torch.rand(4, 3, 3, generator=generator) < 0.6
     mask[:, [0, 1, 2], [0, 1, 2]] = True
-    host = HostRows(tuple(lengths), tuple(slots[b, :length].to(DEVICE) for b, length in enumerate(lengths)))
+    host = HostRows(tuple(lengths), tuple(slots[b, :length].numpy() for b, length in enumerate(lengths)))
     device = DeviceRows(torch.tensor(lengths, dtype=torch.int32, device=DEVICE), pages.to(DEVICE, torch.int32), page_size)
     words = MaskWords(mask_words(mask.to(DEVICE)), 3)
     queries = torch.randn(12, 4, 16, generator=generator).to(DEVICE)

@@ -70,7 +70,7 @@ def logits_along(head: Head, text: list[int], features: Tensor, path: tuple[int,
     def batch(first: int, tokens: list[int]) -> Batch:
         end = first + len(tokens)
         rows = torch.arange(first, end)
-        return Batch(torch.tensor(tokens), rows, rows, (0, len(tokens)), HostRows((end,), (slice(0, end),)), None)
+        return Batch(torch.tensor(tokens), rows, rows, (0, len(tokens)), HostRows((end,), (range(end),)), None)
 
     backend = ReferenceAttention(torch.float32)
     rows = batch(0, text[1:])
@@ -123,7 +123,7 @@ def check_trees(written: Written, target_dir: Path, tree_shape: tuple[int, int, 
     drafter, host_stepper = core.runner.stepper.drafter, core.runner.host_stepper
     assert drafter
     assert host_stepper
-    sequences = host_sequences(requests, num_scratch, 4, "cpu")
+    sequences = host_sequences(requests, num_scratch, 4)
     plan = FixedPolicy(None).begin(sequences, [0] * count)
     draft = host_stepper.drafter.draft(sequences, sampling_batch(list(requests), "cpu"), plan, lambda part: None)
     kept = plan.keep(draft.candidates)

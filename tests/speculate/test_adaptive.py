@@ -22,7 +22,7 @@ from eagle_rt.speculate.prices import Pace, Price
 from eagle_rt.speculate.promises import (
     CommonPromises,
 )
-from eagle_rt.speculate.sequences import HostSequence, SequenceRows
+from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape
 
 
@@ -94,8 +94,7 @@ def test_a_prompt_is_read_along_where_the_drafts_to_come_pay_for_it() -> None:
 
 def step(adaptive: AdaptivePolicy, name: str = "a") -> DraftPlan:
     """One step of a sequence for which nothing is drafted, or whose drafts are not recorded."""
-    rows = SequenceRows.__new__(SequenceRows)  # nothing is cached
-    plan = adaptive.begin([HostSequence(name, [0] * 64, rows, 0.0, TreeShape(2, 2, 4))], [1])
+    plan = adaptive.begin([HostSequence(name, [0] * 64, range(0), 0.0, TreeShape(2, 2, 4))], [1])
     if not plan.drafters:
         nothing = np.zeros(0, dtype=np.int64)
         plan.learn(StepRecord(no_candidates(), nothing, lambda: np.zeros(0), 1, [Observation("verify", 1, 1, 10.0)]))
@@ -183,10 +182,9 @@ def test_resting_steps_count_as_plain_ones() -> None:
 
 def plan_for(adaptive: AdaptivePolicy, temperatures: list[float], may_draft: bool = True) -> DraftPlan:
     """may_draft: the last of them."""
-    rows = SequenceRows.__new__(SequenceRows)  # nothing is cached
     shapes = [TreeShape(4, 3, 24)] * (len(temperatures) - 1) + [TreeShape(4, 3, 24) if may_draft else None]
     sequences = [
-        HostSequence(f"{number}", [0] * 64, rows, own, shape)
+        HostSequence(f"{number}", [0] * 64, range(0), own, shape)
         for number, (own, shape) in enumerate(zip(temperatures, shapes, strict=True))
     ]
     return adaptive.begin(sequences, [1] * len(sequences))

@@ -13,7 +13,7 @@ from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
 from eagle_rt.speculate.forest import Candidates, Floats, Ints, joined, no_candidates
 from eagle_rt.speculate.policy import FixedPolicy, StepRecord, TreePolicy, bounds_of
-from eagle_rt.speculate.sequences import HostSequence, SequenceRows
+from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape
 
 BOUNDS = TreeShape(6, 4, 24)
@@ -137,8 +137,7 @@ class Replay:
 
     def _step(self) -> tuple[int, float]:
         running, parts = self._running, []
-        rows = SequenceRows.__new__(SequenceRows)  # nothing is cached
-        sequences = [HostSequence(own.id, [0] * (64 + own.position), rows, 0.0, self._bounds) for own in running]
+        sequences = [HostSequence(own.id, [0] * (64 + own.position), range(0), 0.0, self._bounds) for own in running]
         plan = self._policy.begin(sequences, [own.num_missing for own in running])
         candidates, kept, labels = no_candidates(), np.zeros(0, dtype=np.int64), np.zeros(0)
 

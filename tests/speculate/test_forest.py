@@ -6,7 +6,7 @@ import torch
 
 from eagle_rt.speculate.forest import Candidates, PackedTrees, joined, pack, ranks_within_owners, roots_only
 from eagle_rt.speculate.policy import FixedPlan
-from eagle_rt.speculate.sequences import HostSequence, SequenceRows
+from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree import expand
 from eagle_rt.tree.draft_tree import DraftTree, ancestor_mask
 from eagle_rt.tree.expand import top_children
@@ -24,8 +24,7 @@ def node_logits(paths: list[tuple[int, ...]], sequence: int) -> torch.Tensor:
 
 
 def sequences_with(shapes: list[TreeShape | None]) -> list[HostSequence]:
-    rows = SequenceRows(torch.arange(100), 0)
-    return [HostSequence(f"s{index}", [1, 2, 3], rows, 0.0, shape) for index, shape in enumerate(shapes)]
+    return [HostSequence(f"s{index}", [1, 2, 3], range(100), 0.0, shape) for index, shape in enumerate(shapes)]
 
 
 def grown(shapes: list[TreeShape | None]) -> PackedTrees:
