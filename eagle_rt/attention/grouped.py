@@ -11,6 +11,7 @@ from math import prod
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -65,11 +66,15 @@ class GroupedAttention:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._memory = torch.empty(0, dtype=dtype)
+        # Compiled now rather than in the first pass.
+        one = np.ones(1, dtype=np.int64)
+        filled(one - 1, np.arange(2), one, one, NO_SLOTS, one, NOTHING_SEEN)
 
     def plan(self, batch: Batch, pool: KVPool) -> GroupedPlan:
         assert isinstance(batch.rows, HostRows)
         counts = [stop - start for start, stop in zip(batch.query_starts, batch.query_starts[1:], strict=False)]
-        groups = tuple(self._group(batch, batch.rows, pool, members) for members in together(counts, batch.rows.kv_lens))
+        known = known_on_host(batch)
+        groups = tuple(self._group(batch, pool, members, known) for members in together(counts, batch.rows.kv_lens))
         return GroupedPlan(pool, groups, self._buffer(pool, max(0 if own.slots is None else len(own.slots) for own in groups)))
 
     def run(self, queries: Tensor, layer: int, plan: GroupedPlan, window: int | None) -> Tensor:
@@ -88,43 +93,54 @@ class GroupedAttention:
             self._memory = torch.empty(2 * prod(shape), dtype=self._dtype, device=pool.storage.device)
         return self._memory[: prod(shape)].view(shape)
 
-    def _group(self, batch: Batch, rows: HostRows, pool: KVPool, members: list[int]) -> Group:
+    def _group(self, batch: Batch, pool: KVPool, members: list[int], known: tuple[NDArray, ...]) -> Group:
         """Tensors are not looked into."""
-        device, mask = batch.tokens.device, batch.tree_mask
-        assert not isinstance(mask, MaskWords)
-        seen, widths = NOTHING_SEEN, rows.kv_lens
-        if isinstance(mask, HostMask):
-            seen, widths = mask.visible, mask.widths
-        elif mask is not None:
-            seen, widths = np.zeros((len(batch.positions), mask.shape[2]), dtype=np.bool_), (mask.shape[2],) * len(mask)
-        firsts, scattered, num_scattered = [], [NO_SLOTS], 0
-        for own in rows.kv_slots:
-            if isinstance(own, range):
-                firsts.append(own.start)
-            else:
-                firsts.append(-1 - num_scattered)
-                scattered.append(own)
-                num_scattered += len(own)
-        members_of, query_starts, lengths = np.array(members), np.array(batch.query_starts), np.array(rows.kv_lens)
-        own_queries, own_kept, own_slots, own_bias, sees_all = filled(
-            members_of, query_starts, lengths, np.array(firsts), np.concatenate(scattered), np.array(widths), seen
-        )
-        num_members, num_queries, num_rows = own_bias.shape
+        assert isinstance(batch.rows, HostRows)
+        own_queries, own_kept, own_outputs, own_slots, own_bias, sees_all = filled(np.array(members), *known)
+        num_members, _, num_queries, num_rows = own_bias.shape
+        device = pool.storage.device
         queries = kept = outputs = None
         if num_members < batch.batch_size or len(own_kept) < len(own_queries):
-            queries, kept, outputs = (torch.from_numpy(own).to(device) for own in (own_queries, own_kept, own_queries[own_kept]))
-        slots = views = None
-        only = rows.kv_slots[members[0]]
-        if num_members == 1 and isinstance(only, range):
-            views = pool.views(slice(only.start, only.stop))
+            queries, kept, outputs = (on(device, own) for own in (own_queries, own_kept, own_outputs))
+        slots = views = bias = None
+        first = batch.rows.kv_slots[members[0]]
+        if num_members == 1 and isinstance(first, range):
+            views = pool.views(slice(first.start, first.stop))
         else:
-            slots = torch.from_numpy(own_slots).to(device)
-        bias = None
+            slots = on(device, own_slots)
         if not sees_all:
-            bias = torch.from_numpy(own_bias).to(device, self._dtype)[:, None]
-            if isinstance(mask, Tensor):
-                bias = with_mask(bias, mask[members], [rows.kv_lens[b] for b in members])
+            bias = on(device, own_bias)
+            bias = bias if bias.dtype == self._dtype else bias.to(self._dtype)
+            if isinstance(batch.tree_mask, Tensor):
+                bias = with_mask(bias, batch.tree_mask[members], [batch.rows.kv_lens[b] for b in members])
         return Group((num_members, num_queries, num_rows), queries, kept, outputs, slots, views, batch.positions, bias)
+
+
+def on(device: torch.device, own: NDArray) -> Tensor:
+    tensor = torch.from_numpy(own)
+    return tensor if device.type == "cpu" else tensor.to(device)
+
+
+def known_on_host(batch: Batch) -> tuple[NDArray, ...]:
+    """What `filled` asks for. A mask that only the device knows is left out: none of its rows are seen."""
+    rows, mask = batch.rows, batch.tree_mask
+    assert isinstance(rows, HostRows)
+    assert not isinstance(mask, MaskWords)
+    seen, widths = NOTHING_SEEN, rows.kv_lens
+    if isinstance(mask, HostMask):
+        seen, widths = mask.visible, mask.widths
+    elif mask is not None:
+        seen, widths = np.zeros((len(batch.positions), mask.shape[2]), dtype=np.bool_), (mask.shape[2],) * len(mask)
+    firsts, table = [], [NO_SLOTS]
+    num_scattered = 0
+    for own in rows.kv_slots:
+        if isinstance(own, range):
+            firsts.append(own.start)
+        else:
+            firsts.append(-1 - num_scattered)
+            table.append(own)
+            num_scattered += len(own)
+    return np.array(batch.query_starts), np.array(rows.kv_lens), np.array(firsts), np.concatenate(table), np.array(widths), seen
 
 
 def together(counts: list[int], lengths: Sequence[int]) -> list[list[int]]:

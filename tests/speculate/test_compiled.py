@@ -1,7 +1,5 @@
 """What is compiled, against brute force; and as it is written against as it is compiled."""
 
-import importlib.util
-import sys
 from itertools import combinations
 from typing import Any
 
@@ -164,14 +162,3 @@ def test_surprises_count_where_the_parent_was_accepted(functions: Any) -> None:
     is_asked, surprises = functions.surprises_of(chances, owners, parents, numbers, labels, 3)
     assert is_asked.tolist() == [True, True, False, True, False]
     assert surprises == pytest.approx([(1 - 0.8) - 0.6 / 0.8, -0.4, 0.0])
-
-
-def test_a_missing_numba_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "numba", None)
-    spec = importlib.util.spec_from_file_location("written", compiled.__file__)
-    assert spec
-    assert spec.loader
-    written = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(written)
-    assert not hasattr(written.descending, "py_func")
-    assert written.descending(np.array([0.1, 0.5, 0.5])).tolist() == [1, 2, 0]
