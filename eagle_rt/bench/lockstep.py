@@ -28,9 +28,9 @@ def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: Samp
     num_tokens, seconds = dict.fromkeys(cores, 0), {core: StepSeconds() for core in cores}
     while behind := [core for core in cores if core.scheduler.waiting or is_full(core)]:
         core = min(behind, key=num_tokens.__getitem__)
-        reading, start = core.runner.clock.seconds["prefill"], time.perf_counter()
+        num_read, start = core.metrics.num_prompt_tokens, time.perf_counter()
         num_tokens[core] += sum(len(event.tokens) for event in core.step())
-        seconds[core].add(time.perf_counter() - start, core.runner.clock.seconds["prefill"] > reading)
+        seconds[core].add(time.perf_counter() - start, core.metrics.num_prompt_tokens - num_read)
     for core in cores:
         for number in range(len(prompts)):
             core.abort(str(number))
@@ -38,21 +38,20 @@ def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: Samp
 
 
 class StepSeconds:
-    """Of one engine. The machine stands still for seconds now and then: a step that reads no prompts counts as no more than
-    LONGEST_STEP times the median of such steps."""
+    """Of one engine. The machine stands still for seconds now and then: no step counts as more than LONGEST_STEP times what the
+    median step takes that reads no prompts, and as many prompt tokens as it reads in the median step that does."""
 
     def __init__(self) -> None:
-        self._reading, self._decoding = 0.0, list[float]()
+        self._steps: list[tuple[float, int]] = []
 
-    def add(self, seconds: float, reads_prompts: bool) -> None:
-        if reads_prompts:
-            self._reading += seconds
-        else:
-            self._decoding.append(seconds)
+    def add(self, seconds: float, num_read: int) -> None:
+        """num_read: prompt tokens."""
+        self._steps.append((seconds, num_read))
 
     def total(self) -> float:
-        longest = LONGEST_STEP * statistics.median(self._decoding or [0.0])
-        return self._reading + sum(min(longest, seconds) for seconds in self._decoding)
+        step = statistics.median([seconds for seconds, num_read in self._steps if not num_read] or [0.0])
+        token = statistics.median([seconds / num_read for seconds, num_read in self._steps if num_read] or [0.0])
+        return sum(min(LONGEST_STEP * (step + num_read * token), seconds) for seconds, num_read in self._steps)
 
 
 def is_full(core: EngineCore) -> bool:

@@ -77,13 +77,14 @@ class HostDrafter:
                 return states
         return torch.stack([state for sequence in sequences if (state := self.rows[sequence.id].state) is not None])
 
-    def draft(self, sequences: list[HostSequence], sampling: SamplingBatch, plan: DraftPlan, mark: Callable[[str], None]) -> Draft:
+    def draft(
+        self, sequences: list[HostSequence], sampling: SamplingBatch, plan: DraftPlan, start: float, mark: Callable[[str], None]
+    ) -> Draft:
         """Grow trees level by level, for as long as the plan wants.
 
         The rows that the head is fed live in a sequence's scratch rows, in the order they were fed; each sees the text and its own
-        ancestors. `mark` is told when the head has caught up.
+        ancestors. start: when the plan was asked for, in seconds of the clock; `mark` is told when the head has caught up.
         """
-        start = time.perf_counter()
         batch_size, drafters = len(sequences), np.array(plan.drafters)
         own = [sequences[index] for index in plan.drafters]
         num_missing = sum(self.rows[sequence.id].num_waiting for sequence in own)

@@ -69,12 +69,13 @@ class HostStepper:
         rows = [self.drafter.rows[sequence.id] for sequence in sequences]
         sequences = [replace(own, bounds=None) if row.is_lost else own for own, row in zip(sequences, rows, strict=True)]
         missing = [row.num_waiting for row in rows]
+        start = time.perf_counter()
         plan = self.policy.begin(sequences, missing)
         root_tokens = np.array([sequence.text[-1] for sequence in sequences])
         draft = kept = None
         trees = roots_only(root_tokens)
         if plan.drafters:
-            draft = self.drafter.draft(sequences, sampling, plan, mark)
+            draft = self.drafter.draft(sequences, sampling, plan, start, mark)
             kept = plan.keep(draft.candidates)
             trees = pack(root_tokens, draft.candidates[kept], kept)
             mark("draft")

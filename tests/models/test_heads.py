@@ -125,7 +125,7 @@ def check_trees(written: Written, target_dir: Path, tree_shape: tuple[int, int, 
     assert host_stepper
     sequences = host_sequences(requests, num_scratch, 4)
     plan = FixedPolicy(None).begin(sequences, [0] * count)
-    draft = host_stepper.drafter.draft(sequences, sampling_batch(list(requests), "cpu"), plan, lambda part: None)
+    draft = host_stepper.drafter.draft(sequences, sampling_batch(list(requests), "cpu"), plan, 0.0, lambda part: None)
     kept = plan.keep(draft.candidates)
     packed = pack(np.array([request.tokens[-1] for request in requests]), draft.candidates[kept], kept)
     drafter._states[[request.state_row for request in requests]] = host_stepper.drafter.catch_up(sequences)

@@ -1,0 +1,21 @@
+"""What the steps of engines count as that run side by side."""
+
+import pytest
+
+from eagle_rt.bench.lockstep import LONGEST_STEP, StepSeconds
+
+
+def test_a_machine_that_stands_still_counts_as_a_long_step() -> None:
+    """Prompts of 50 tokens, and one of 400, take two hundredths of a second each ten tokens; steps a tenth."""
+    steps = [(0.1, 0)] * 9 + [(0.1, 50)] * 3 + [(0.8, 400)]
+    seconds = StepSeconds()
+    for step in steps:
+        seconds.add(*step)
+    assert seconds.total() == pytest.approx(sum(own for own, _ in steps))
+    seconds.add(60.0, 0)
+    seconds.add(60.0, 50)
+    assert seconds.total() == pytest.approx(sum(own for own, _ in steps) + LONGEST_STEP * (0.1 + 0.2))
+
+
+def test_nothing_takes_no_time() -> None:
+    assert StepSeconds().total() == 0.0
