@@ -122,7 +122,9 @@ class AdaptivePlan:
         self._verified: Verified | None = None
         self._chances = np.zeros(0)  # of all candidates so far
         self.drafters = decision.drafters
-        if self.drafters and not policy.guard(decision.conditions).allows_drafts():
+        # What a few of many draft to learn what it promises is no concern of the guard's, and says nothing of what all would gain.
+        self._is_sample = 0 < 2 * len(decision.drafters) <= len(decision.members) and len(decision.drafters) == len(decision.tries)
+        if self.drafters and not self._is_sample and not policy.guard(decision.conditions).allows_drafts():
             self.drafters = []
         if self.drafters:
             policy.num_drafted_steps += 1
@@ -174,7 +176,8 @@ class AdaptivePlan:
         if not reads_prompts:
             gained, share_drafted = record.num_gained / batch_size, len(self.drafters) / batch_size
             policy.prices.steps(conditions).add(gained, total_ms / self._price.plain_ms, share_drafted, self._verified)
-            policy.guard(conditions).saw(bool(self.drafters), record.num_gained, total_ms)
+            if not self._is_sample:
+                policy.guard(conditions).saw(bool(self.drafters), record.num_gained, total_ms)
         policy.choice.allow_tries(total_ms)
         if self.drafters and self._teaches:
             self._learn_promises(record)
@@ -189,6 +192,8 @@ class AdaptivePlan:
                 has_failed = not self._price.pays(self._price.utility(history.own.latest[: history.own.num_known]).mean())
                 history.wait = min(LONGEST_WAIT, 2 * history.wait) if has_failed else FIRST_WAIT
                 history.num_idle = 0
+                if not has_failed:
+                    self._policy.choice.refund(self._decision.tries.get(index, 0.0))
 
     def _learn_acceptance(self, record: StepRecord) -> None:
         members, labels, kept = self._members, record.is_accepted(), record.candidates[record.kept]

@@ -26,12 +26,14 @@ TRY_SHARE = 0.01
 
 @dataclass(frozen=True)
 class Decision:
-    """Who of a batch drafts, and what time costs it. drafters: numbers of members, ascending."""
+    """Who of a batch drafts, and what time costs it. drafters: numbers of members, ascending; tries: those of them that would not
+    draft but for what that shows, and what that costs, in milliseconds."""
 
     members: Members
     conditions: Conditions
     price: Price
     drafters: list[int]
+    tries: dict[int, float]
 
 
 class DrafterChoice:
@@ -59,7 +61,7 @@ class DrafterChoice:
                 return None
             return self._begun(sequences)
         begun = self._begun(sequences)
-        self._last = decision = replace(begun, drafters=self._drafters(begun, num_missing))
+        self._last = decision = self._with_drafters(begun, num_missing)
         self.unknown_may_draft = self.unknown_pays(begun.price, 0.0, begun.conditions.is_sampled)
         return decision
 
@@ -72,6 +74,10 @@ class DrafterChoice:
         """Some of the time goes into drafts of sequences that do not draft otherwise."""
         self.allowance_ms = min(self.allowance_ms + TRY_SHARE * step_ms, TRY_SHARE * 256 * step_ms)
 
+    def refund(self, ms: float) -> None:
+        """A try has shown that drafts would pay: the next one follows at once, and soon it is known whether they do for others."""
+        self.allowance_ms += ms
+
     def forget(self) -> None:
         """One has left, another may take its place."""
         self.stay.add_end()
@@ -81,7 +87,7 @@ class DrafterChoice:
     def _begun(self, sequences: Sequence[HostSequence]) -> Decision:
         """Nobody drafts so far."""
         conditions = conditions_of(sequences)
-        return Decision(self._book.of(sequences), conditions, self._prices.at(conditions), [])
+        return Decision(self._book.of(sequences), conditions, self._prices.at(conditions), [], {})
 
     def _is_as_asked(self, last: Decision, sequences: Sequence[HostSequence]) -> bool:
         """A rest goes on while one leaves and the next one's prompt is read: there are a few less, of which no more will pay."""
@@ -89,10 +95,10 @@ class DrafterChoice:
             return self._book.of(sequences) is last.members
         return 4 * abs(len(sequences) - len(last.members)) <= len(last.members)
 
-    def _drafters(self, begun: Decision, num_missing: Sequence[int]) -> list[int]:
+    def _with_drafters(self, begun: Decision, num_missing: Sequence[int]) -> Decision:
         """The more share a first level, the cheaper it is. With them go tries, of those that nearly pay and of others."""
-        price, members, histories = begun.price, begun.members, begun.members.histories
-        indices = [index for index, (_, shape) in enumerate(members.key) if shape]
+        price, histories = begun.price, begun.members.histories
+        indices = [index for index, (_, shape) in enumerate(begun.members.key) if shape]
         utilities = dict(zip(indices, utilities_at(price, [histories[index] for index in indices]), strict=True))
         reading = {index: price.missed_row * max(0.0, num_missing[index] - price.rows_read) for index in indices}
         steps_left = self.stay.steps_left
@@ -104,30 +110,44 @@ class DrafterChoice:
         num_drafters = worth.index(max(worth))
         best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
         is_hopeless = not num_drafters and gains[best] <= HOPELESS * price.starts[best]
-        all_draft = num_drafters == len(members)
-        is_clear = all_draft and gains[-1] > CLEARLY_WORTH_IT * price.starts[-1]
+        drafters, tries = indices[:num_drafters], {}
         if not num_drafters and not is_hopeless:
             cost = sum(reading[index] for index in indices[:best]) - worth[best]
-            num_drafters = best if self._affords(cost / price.rate) else 0
-        drafters = indices[:num_drafters]
-        due = []
-        for index in indices[num_drafters:]:
-            history = histories[index]
-            history.num_idle += 1 + self.num_rested
-            if history.num_idle >= history.wait:
-                due.append(index)
+            if self._affords(cost / price.rate):
+                drafters = indices[:best]
+                tries = dict.fromkeys(drafters, cost / price.rate / best)
+        tries |= self._tries_of(begun, indices[len(drafters) :], len(drafters), reading)
+        drafters = sorted({*drafters, *tries})
+        self._hold(
+            are_any=bool(drafters),
+            are_all=num_drafters == len(begun.members),
+            is_hopeless=is_hopeless,
+            is_clear=gains[-1] > CLEARLY_WORTH_IT * price.starts[-1],
+        )
+        return replace(begun, drafters=drafters, tries=tries)
+
+    def _tries_of(self, begun: Decision, idle: list[int], num_drafters: int, reading: dict[int, float]) -> dict[int, float]:
+        """Of those that have been idle for long. What a draft promises shows before anything is verified."""
+        price, histories = begun.price, begun.members.histories
+        for index in idle:
+            histories[index].num_idle += 1 + self.num_rested
+        due = [index for index in idle if histories[index].num_idle >= histories[index].wait]
+        tries: dict[int, float] = {}
         if due and price.pays(price.utility(HOPED_FOR).mean()):
             for index in due:
-                # What a draft promises shows before anything is verified.
-                cost = reading[index] + price.first_levels[len(drafters) + 1] - price.first_levels[len(drafters)]
-                if self._affords(cost / price.rate):
-                    drafters.append(index)
+                num_others = num_drafters + len(tries)
+                cost = (reading[index] + price.first_levels[num_others + 1] - price.first_levels[num_others]) / price.rate
+                if self._affords(cost):
+                    tries[index] = cost
+        return tries
+
+    def _hold(self, *, are_any: bool, are_all: bool, is_hopeless: bool, is_clear: bool) -> None:
+        """For how many steps nobody is asked. are_all: all draft, and none as a try."""
         most_rests = MOST_RESTING_STEPS if is_hopeless else MOST_RESTING_STEPS_WHERE_NEARLY
-        self.num_rested = 0 if drafters else min(most_rests, 1 + 2 * self.num_rested)
+        self.num_rested = 0 if are_any else min(most_rests, 1 + 2 * self.num_rested)
         self.num_unasked = self.num_rested
-        if all_draft:
+        if are_all:
             self.num_unasked = NUM_UNASKED_WHERE_CLEAR if is_clear else NUM_UNASKED
-        return sorted(drafters)
 
     def _affords(self, ms: float) -> bool:
         """Spends that on a try, if there is so much left for tries."""

@@ -14,14 +14,14 @@ from eagle_rt.speculate.drafters import (
     NUM_UNASKED,
     NUM_UNASKED_WHERE_CLEAR,
     RESTING_STEPS_A_LESSON,
+    TRY_SHARE,
 )
 from eagle_rt.speculate.forest import Candidates, no_candidates
 from eagle_rt.speculate.guard import DRAFTS_A_PLAIN_STEP, FIRST_BAN, PAUSE, Guard
+from eagle_rt.speculate.members import conditions_of
 from eagle_rt.speculate.policy import DraftPlan, StepRecord
 from eagle_rt.speculate.prices import Pace, Price
-from eagle_rt.speculate.promises import (
-    CommonPromises,
-)
+from eagle_rt.speculate.promises import FIRST_WAIT, CommonPromises
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape
 
@@ -167,6 +167,44 @@ def test_drafts_that_nearly_pay_are_tried_in_little_of_the_time() -> None:
     hopeless = policy(costs(start=2 * start, level=50.0, node=0.1))
     hopeless.choice.allowance_ms = start
     assert not step(hopeless).drafters
+
+
+@pytest.mark.parametrize(("chance", "is_refunded"), [(0.99, True), (0.3, False)])
+def test_a_try_that_shows_that_drafts_pay_is_refunded(chance: float, is_refunded: bool) -> None:
+    free = Price(costs(start=0.0, level=50.0, node=0.1), Pace(), Conditions(1, 64.0, is_sampled=False))
+    start = 10.0 * CommonPromises().utility(free)[0] / 0.9
+    nearly = policy(costs(start=start, level=50.0, node=0.1))
+    step(nearly)
+    nearly.choice.num_unasked, nearly.choice.allowance_ms = 0, start
+    plan = step(nearly)
+    assert plan.drafters == [0]
+    spent = start - nearly.choice.allowance_ms
+    assert spent > 0.0
+    chances, zeros = chance ** np.arange(1.0, 9.0), np.zeros(8, dtype=np.int64)
+    draft = Candidates(zeros, zeros, np.arange(8) - 1, np.arange(8) + 1, np.log(chances), np.log(chances), chances)
+    parts = [Observation("start", 1, 1, start), Observation("verify", 1, 1, 10.0)]
+    plan.learn(StepRecord(draft, zeros[:0], lambda: np.zeros(0), 1, parts))
+    given_back = nearly.choice.allowance_ms - (start - spent) - TRY_SHARE * (start + 10.0)
+    assert given_back == pytest.approx(spent if is_refunded else 0.0)
+
+
+def test_a_few_of_many_are_tried_while_drafts_are_stopped() -> None:
+    """What they promise is all that is asked; what that step gains says nothing of drafts of all."""
+    free = Price(costs(start=0.0, level=50.0, node=0.1), Pace(), Conditions(1, 64.0, is_sampled=False))
+    start = 10.0 * CommonPromises().utility(free)[0] / 0.75
+    hopeless = policy(costs(start=start, level=50.0, node=0.1))
+    sequences = [HostSequence(f"{number}", [0] * 64, range(0), 0.0, TreeShape(2, 2, 4)) for number in range(8)]
+    assert not hopeless.begin(sequences, [1] * 8).drafters
+    hopeless.choice.num_unasked, hopeless.choice.allowance_ms = 0, 150.0
+    hopeless.book._histories["3"].num_idle = FIRST_WAIT
+    guard = hopeless.guard(conditions_of(sequences))
+    guard._num_banned, drafted = 5, guard._sums[True].copy()
+    plan = hopeless.begin(sequences, [1] * 8)
+    assert plan.drafters == [3]
+    nothing = np.zeros(0, dtype=np.int64)
+    parts = [Observation("start", 1, 1, start), Observation("verify", 8, 8, 10.0)]
+    plan.learn(StepRecord(no_candidates(), nothing, lambda: np.zeros(0), 8, parts))
+    assert (guard._num_banned, guard._sums[True]) == (5, drafted)
 
 
 def test_resting_steps_count_as_plain_ones() -> None:

@@ -37,6 +37,11 @@ TIMES = {
         "level": ([1, 8, 16, 48, 64, 128], [12.0, 13.0, 14.0, 19.0, 23.0, 43.0], 0.1),
         "verify": ([1, 2, 8, 16, 48, 64, 128, 1024], [119.0, 120.0, 128.0, 142.0, 155.0, 194.0, 383.0, 3100.0], 1.0),
     },
+    "shared": {
+        "start": ([1, 16, 48, 64, 128, 256, 512, 1600], [3.4, 3.5, 4.2, 4.6, 6.0, 7.9, 10.7, 28.0], 0.09),
+        "level": ([1, 16, 64], [3.2, 3.9, 5.2], 0.03),
+        "verify": ([1, 16, 48, 64, 96], [9.0, 12.6, 16.0, 19.0, 25.0], 0.2),
+    },
 }
 
 
@@ -124,6 +129,10 @@ class Replay:
             gained, ms = gained + more, ms + took + self._reading_ms
             self._reading_ms = 0.0
         return gained / ms
+
+    def change_to(self, texts: list[list[Forest]]) -> None:
+        """From the next request on."""
+        self._texts = texts
 
     def _next(self) -> "Running":
         """Its prompt is read by the target, and by the head where it will probably draft."""
@@ -218,7 +227,7 @@ def measured_costs(model: str) -> StepCosts:
 
 @pytest.mark.parametrize("sureness", [0.8, 0.6, 0.3, 0.05])
 @pytest.mark.parametrize("batch_size", [1, 4, 16, 32])
-@pytest.mark.parametrize("model", list(TIMES))
+@pytest.mark.parametrize("model", ["small", "tiny", "tiled"])
 def test_adaptive_trees_pay(model: str, batch_size: int, sureness: float) -> None:
     """At least 0.97 times no speculation and the best fixed tree, from the first step on, and where drafts hardly pay: in the mean
     over several noises, since which drafts are made first is left to chance."""
@@ -231,6 +240,23 @@ def test_adaptive_trees_pay(model: str, batch_size: int, sureness: float) -> Non
         speeds.append(Replay(model, policy, texts, batch_size, BOUNDS, seed).speed(num_tokens))
     adaptive = sum(speeds) / len(speeds)
     assert adaptive > 0.97 * max(none, fixed), (adaptive / none, fixed / none)
+
+
+def test_drafts_come_back() -> None:
+    """After texts for which nothing paid, and where a first level pays only if all share it: in the mean over several noises at
+    least as much as the best fixed tree."""
+    texts = made_up_texts(0.05), made_up_texts(0.8)
+
+    def speed(policy: TreePolicy, bounds: TreeShape | None, seed: int = 7) -> float:
+        replay = Replay("shared", policy, texts[0], 16, bounds, seed)
+        replay.speed(6400)
+        replay.change_to(texts[1])
+        return replay.speed(3200)
+
+    fixed = max(speed(FixedPolicy(None), tree) for tree in FIXED)
+    seeds = (7, 8, 9, 10)
+    policies = [AdaptivePolicy(measured_costs("shared"), AcceptanceEstimator(BOUNDS.num_steps), None) for _ in seeds]
+    assert sum(map(speed, policies, [BOUNDS] * 4, seeds)) / 4 > 0.99 * fixed
 
 
 def test_nothing_is_compiled_while_steps_run() -> None:
