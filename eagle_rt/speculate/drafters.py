@@ -20,8 +20,9 @@ HOPELESS = 0.8
 MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31, 3, 8
 # After one in which all drafted some do so without asking, more where that was worth so many times its price.
 NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 3, 7, 1.25
-# Tries of sequences that do not draft: their share of the time.
-TRY_SHARE = 0.01
+# Tries of sequences that do not draft: their share of the time, and how much of what it took is given back to one that shows that
+# drafts would pay. More would find new texts sooner, and believe more often in a few good drafts among poor ones.
+TRY_SHARE, REFUND = 0.01, 0.5
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class DrafterChoice:
         self.allowance_ms = min(self.allowance_ms + TRY_SHARE * step_ms, TRY_SHARE * 256 * step_ms)
 
     def refund(self, ms: float) -> None:
-        """A try has shown that drafts would pay: the next one follows at once, and soon it is known whether they do for others."""
-        self.allowance_ms += ms
+        """A try has shown that drafts would pay: the next one follows soon, and shows whether they would for others."""
+        self.allowance_ms += REFUND * ms
 
     def forget(self) -> None:
         """One has left, another may take its place."""

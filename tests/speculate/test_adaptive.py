@@ -13,6 +13,7 @@ from eagle_rt.speculate.drafters import (
     MOST_RESTING_STEPS_WHERE_NEARLY,
     NUM_UNASKED,
     NUM_UNASKED_WHERE_CLEAR,
+    REFUND,
     RESTING_STEPS_A_LESSON,
     TRY_SHARE,
 )
@@ -185,7 +186,7 @@ def test_a_try_that_shows_that_drafts_pay_is_refunded(chance: float, is_refunded
     parts = [Observation("start", 1, 1, start), Observation("verify", 1, 1, 10.0)]
     plan.learn(StepRecord(draft, zeros[:0], lambda: np.zeros(0), 1, parts))
     given_back = nearly.choice.allowance_ms - (start - spent) - TRY_SHARE * (start + 10.0)
-    assert given_back == pytest.approx(spent if is_refunded else 0.0)
+    assert given_back == pytest.approx(REFUND * spent if is_refunded else 0.0)
 
 
 def test_a_few_of_many_are_tried_while_drafts_are_stopped() -> None:
