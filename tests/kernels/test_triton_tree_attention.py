@@ -1,5 +1,6 @@
 """The Triton kernel against the torch reference: in Triton's interpreter on a CPU, natively on a GPU."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.triton import TritonAttention
-from eagle_rt.batch import Batch, DeviceRows, HostRows, MaskWords
+from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.triton.tree_attention import mask_words, splits_for, tree_attention
 
@@ -84,6 +85,30 @@ def test_any_shape(
         dtype=torch.float32,
         window=window,
     )
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_sequences_of_unequal_trees(window: int | None) -> None:
+    """As the host packs them: some queries follow rows that were fed before them."""
+    rng = np.random.default_rng(0)
+    prefixes, counts, widths = np.array([20, 0, 65]), np.array([1, 4, 2]), (3, 4, 70)
+    lengths = tuple((prefixes + widths).tolist())
+    visible = np.zeros((counts.sum(), max(widths)), dtype=np.bool_)
+    owners = np.repeat(np.arange(3), counts)
+    for row, owner in enumerate(owners):
+        visible[row, : widths[owner]] = rng.random(widths[owner]) < 0.4
+        visible[row, widths[owner] - 1] = True
+    positions = torch.from_numpy(prefixes[owners] + rng.integers(0, 3, len(owners))).to(DEVICE)
+    slots = rng.permutation(sum(lengths))
+    batch = Batch(
+        tokens=positions,
+        positions=positions,
+        slots=positions,
+        query_starts=(0, 1, 5, 7),
+        rows=HostRows(lengths, (slots[: lengths[0]], slots[lengths[0] : lengths[0] + lengths[1]], slots[-lengths[2] :])),
+        tree_mask=HostMask(visible, widths),
+    )
+    check(batch, heads=4, kv_heads=2, head_dim=16, dtype=torch.float32, window=window)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
