@@ -90,7 +90,8 @@ class GroupedAttention:
         """The same memory for every pass: for some new megabytes a system may take longer than for copying into them."""
         shape = (num_rows, *pool.storage.shape[2:])
         if len(self._memory) < prod(shape):
-            self._memory = torch.empty(prod(shape) * 5 // 4, dtype=self._dtype, device=pool.storage.device)
+            with torch.inference_mode(False):  # to be written to outside of it too
+                self._memory = torch.empty(prod(shape) * 5 // 4, dtype=self._dtype, device=pool.storage.device)
         return self._memory[: prod(shape)].view(shape)
 
     def _group(self, batch: Batch, pool: KVPool, members: list[int], known: tuple[NDArray, ...]) -> Group:

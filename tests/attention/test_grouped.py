@@ -129,3 +129,13 @@ def test_what_goes_together() -> None:
     plan = GroupedAttention(torch.float32).plan(batch, KVPool(1, NUM_SLOTS, 1, HEAD_DIM, torch.float32, "cpu"))
     assert [group.shape for group in plan.groups] == [(1, 7, 12), (1, 1, 31), (3, 2, 7), (1, 5, 10), (1, 1, 16)]
     assert [group.views is not None for group in plan.groups] == [True, True, False, True, True]
+
+
+def test_what_is_kept_in_inference_mode_serves_outside_of_it() -> None:
+    batch = random_batch([(5, 2, 0, False), (7, 2, 0, False)], "causal", 0)
+    pool = KVPool(1, NUM_SLOTS, 2, HEAD_DIM, torch.float32, "cpu")
+    pool.storage.normal_()
+    backend, queries = GroupedAttention(torch.float32), torch.randn(4, 4, HEAD_DIM)
+    with torch.inference_mode():
+        inside = backend.run(queries, 0, backend.plan(batch, pool), None)
+    assert torch.equal(backend.run(queries, 0, backend.plan(batch, pool), None), inside)
