@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
@@ -90,6 +90,7 @@ SIZES = st.tuples(st.integers(0, 30), st.integers(1, 8), st.integers(0, 3), st.b
     window=st.sampled_from([None, 6]),
     seed=st.integers(0, 99),
 )
+@example(sizes=[(5, 1, 0, True), (9, 1, 0, False)], kind="causal", dtype=torch.float32, shared=1, window=None, seed=0)
 def test_grouped_equals_one_by_one(
     sizes: list[tuple[int, int, int, bool]], kind: str, dtype: torch.dtype, shared: int, window: int | None, seed: int
 ) -> None:
