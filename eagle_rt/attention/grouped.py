@@ -118,6 +118,7 @@ class GroupedAttention:
 
 
 def on(device: torch.device, own: NDArray) -> Tensor:
+    """Without a call where it is there already: each takes some microseconds right after a pass."""
     tensor = torch.from_numpy(own)
     return tensor if device.type == "cpu" else tensor.to(device)
 

@@ -122,9 +122,7 @@ class AdaptivePlan:
         self._verified: Verified | None = None
         self._chances = np.zeros(0)  # of all candidates so far
         self.drafters = decision.drafters
-        # What a few of many draft to learn what it promises is no concern of the guard's, and says nothing of what all would gain.
-        self._is_sample = 0 < 2 * len(decision.drafters) <= len(decision.members) and len(decision.drafters) == len(decision.tries)
-        if self.drafters and not self._is_sample and not policy.guard(decision.conditions).allows_drafts():
+        if self.drafters and not decision.is_sample and not policy.guard(decision.conditions).allows_drafts():
             self.drafters = []
         if self.drafters:
             policy.num_drafted_steps += 1
@@ -176,7 +174,7 @@ class AdaptivePlan:
         if not reads_prompts:
             gained, share_drafted = record.num_gained / batch_size, len(self.drafters) / batch_size
             policy.prices.steps(conditions).add(gained, total_ms / self._price.plain_ms, share_drafted, self._verified)
-            if not self._is_sample:
+            if not self._decision.is_sample:
                 policy.guard(conditions).saw(bool(self.drafters), record.num_gained, total_ms)
         policy.choice.allow_tries(total_ms)
         if self.drafters and self._teaches:

@@ -36,6 +36,11 @@ class Decision:
     drafters: list[int]
     tries: dict[int, float]
 
+    @property
+    def is_sample(self) -> bool:
+        """Whether a few of many draft, all as tries: that says what these promise, and nothing of what drafts of all would gain."""
+        return 0 < 2 * len(self.drafters) <= len(self.members) and len(self.drafters) == len(self.tries)
+
 
 class DrafterChoice:
     """allowance_ms: the time that is left for tries.
