@@ -162,3 +162,7 @@ def test_surprises_count_where_the_parent_was_accepted(functions: Any) -> None:
     is_asked, surprises = functions.surprises_of(chances, owners, parents, numbers, labels, 3)
     assert is_asked.tolist() == [True, True, False, True, False]
     assert surprises == pytest.approx([(1 - 0.8) - 0.6 / 0.8, -0.4, 0.0])
+
+
+def test_of_equals_the_earlier_goes_first(functions: Any) -> None:
+    assert functions.descending(np.array([0.1, 0.5, 0.5])).tolist() == [1, 2, 0]
