@@ -125,7 +125,8 @@ class Runner:
         return result
 
     def _prefill_on_host(self, plan: StepPlan, stepper: HostStepper) -> list[int]:
-        """As `_prefill`, but the head reads along only if it will surely be asked."""
+        """As `_prefill`, but the head reads later, together with what the others' last drafts have gained, when it drafts: a pass of
+        its own would cost more, and if it never drafts it need not read."""
         chunks = plan.chunks
         batch = prefill_batch(chunks, self._page_size, self._device)
         output = stepper.target.forward(batch, stepper.pool, self.stepper.backend, stepper.feature_layers)
@@ -140,9 +141,9 @@ class Runner:
                 stepper.drafter.rows.begin(request.id, request.num_head_rows, chunk.start)
             if request.bounds:
                 stepper.drafter.rows.add(request.id, output.features[batch.query_starts[b] : batch.query_starts[b + 1]])
-                if self.would_draft(request, plan.load) and not stepper.drafter.rows[request.id].is_lost:
+                if not stepper.drafter.rows[request.id].is_lost:
                     reading.append(prefilled_sequence(chunk, next_token, self._page_size))
-        if reading:
+        if reading and stepper.waits_too_much:
             stepper.drafter.catch_up(reading)
         self.clock.mark("prefill")
         return tokens

@@ -70,12 +70,12 @@ class AdaptivePolicy:
     def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
             return False
-        price = self.prices.at(Conditions(max(1, batch_size), 64, is_sampled))
+        price = self.prices.at(Conditions(max(1, batch_size), num_rows, is_sampled))
         return self.choice.unknown_pays(price, num_rows, is_sampled)
 
     def guard(self, conditions: Conditions) -> Guard:
         """Of batches of about this size."""
-        key = conditions.batch_size.bit_length(), conditions.is_sampled
+        key = conditions.size, conditions.is_sampled
         if key not in self._guards:
             self._guards[key] = Guard()
         return self._guards[key]
@@ -96,8 +96,8 @@ class AdaptivePolicy:
             self.children[depth, kind] += rate * (gains[kind] / num_parents[kind] - self.children[depth, kind])
 
     def forget(self, sequence_id: str) -> None:
-        self.book.forget(sequence_id)
-        self.choice.forget()
+        if self.book.forget(sequence_id):
+            self.choice.forget()
 
 
 class RestingPlan(FixedPlan):
@@ -172,10 +172,10 @@ class AdaptivePlan:
         # A prompt that is read once says nothing about the steps to come.
         reads_prompts = any(part.part == "start" and part.num_rows > MOST_ROWS_OF_A_STEP * part.batch_size for part in record.parts)
         if not reads_prompts:
-            gained, share_drafted = record.num_gained / batch_size, len(self.drafters) / batch_size
-            policy.prices.steps(conditions).add(gained, total_ms / self._price.plain_ms, share_drafted, self._verified)
+            gained, plain = record.num_gained / batch_size, total_ms / self._price.plain_ms
+            policy.prices.steps(conditions).add(gained, plain, len(self.drafters) / batch_size, self._verified)
             if not self._decision.is_sample:
-                policy.guard(conditions).saw(bool(self.drafters), record.num_gained, total_ms)
+                policy.guard(conditions).saw(bool(self.drafters), gained, plain)
         policy.choice.allow_tries(total_ms)
         if self.drafters and self._teaches:
             self._learn_promises(record)

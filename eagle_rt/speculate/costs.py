@@ -12,11 +12,11 @@ from eagle_rt.speculate.forest import Floats, Ints
 
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
 PARTS = ("start", "level", "verify")
-# Corrections remember some 1 / (1 - memory) measurements, few for all numbers of rows together, since machines change, and more of
-# what each differs by; they are held to what they begin at by so many. One measurement counts as no farther from what was expected
+# Corrections remember some 1 / (1 - memory) measurements, few of how fast the machine is and more of what conditions and numbers
+# of rows differ by, which are held to what they begin at by so many. One measurement counts as no farther from what was expected
 # than LARGEST_SURPRISE, a logarithm, and than FIRST_SURPRISE while there are few, since the machine stands still now and then.
-COMMON_MEMORY, ROWS_MEMORY, HELD_BY = 0.9, 0.99, 4.0
-LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST = math.log(1.5), math.log(4.0), 8
+MACHINE_MEMORY, CONDITIONS_MEMORY, ROWS_MEMORY, HELD_BY, ROWS_HELD_BY = 0.9, 0.98, 0.99, 4.0, 2.0
+LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST = math.log(1.5), math.log(2.0), 8
 # Of numbers of rows; and how many measurements are taken before what they say is looked at.
 NUM_PLACES, MOST_UNREAD = 28, 16
 # Costs of single sizes that are remembered.
@@ -46,20 +46,40 @@ class Conditions:
     is_sampled: bool
 
     @property
+    def size(self) -> int:
+        """About the same for batches of about the same size: powers of two, which most full batches are, lie in the middle."""
+        return round(math.log2(self.batch_size))
+
+    @property
     def bucket(self) -> tuple[int, int, bool]:
-        return self.batch_size.bit_length(), int(self.context).bit_length(), self.is_sampled
+        return self.size, int(self.context).bit_length(), self.is_sampled
+
+
+class Moving:
+    """A mean over the latest measurements, some 1 / (1 - memory) of them, held to what it begins at."""
+
+    def __init__(self, begin: float, memory: float) -> None:
+        self.mean, self._memory, self._weight = begin, memory, HELD_BY
+
+    def move(self, surprise: float) -> float:
+        """By its share of what was not expected; what is left."""
+        self._weight = self._memory * self._weight + 1.0
+        self.mean += surprise / self._weight
+        return surprise - surprise / self._weight
 
 
 class Correction:
-    """The ratio of measured to predicted: one for all numbers of rows, and what each differs from it, by half powers of two.
+    """The ratio of measured to predicted for a part under some conditions, in logs: that of the machine, which is the same for all
+    parts and conditions; what these conditions differ from it; and what numbers of rows differ from that, by half powers of two.
 
-    Machines are faster and slower from one minute to the next, whatever the number of rows: that must not make those numbers look
-    cheap, or dear, that were measured last before. Timing is noisy, and what one more row costs is a small difference of such
-    ratios: what one number differs by is believed only as far as there are many measurements. `common`: a log; what it begins at.
+    Machines are faster and slower from one minute to the next, whatever is done: that must not make look cheap, or dear, what was
+    measured last before. Timing is noisy, and what one more row costs is a small difference of such ratios: what one number differs
+    by is believed only as far as there are several measurements. begin: what the conditions differ by at first.
     """
 
-    def __init__(self, common: float) -> None:
-        self.common, self._num_measured = common, HELD_BY
+    def __init__(self, machine: Moving, begin: float) -> None:
+        self.own = Moving(begin, CONDITIONS_MEMORY)
+        self._machine = machine
         # Of each place that was measured a weight and a sum of differences in logs.
         self._places: dict[int, tuple[float, float]] = {}
         self._differences, self._num_unread = [0.0] * NUM_PLACES, 0
@@ -67,7 +87,8 @@ class Correction:
     def at(self, num_rows: Floats) -> Floats:
         """Interpolated between the row numbers that were measured."""
         self._read()
-        return np.exp(self.common + np.interp(2.0 * np.log2(np.maximum(num_rows, 1.0)), PLACES, self._differences))
+        differences = np.interp(2.0 * np.log2(np.maximum(num_rows, 1.0)), PLACES, self._differences)
+        return np.exp(self._machine.mean + self.own.mean + differences)
 
     def move(self, num_rows: int, ratio: float) -> None:
         place = min(NUM_PLACES - 1, round(2.0 * math.log2(max(num_rows, 1))))
@@ -75,18 +96,17 @@ class Correction:
             self._read()
         weight, total = self._places.get(place, (0.0, 0.0))
         most = LARGEST_SURPRISE if weight > NUM_FIRST else FIRST_SURPRISE
-        expected = self.common + self._differences[place]
-        surprise = min(most, max(-most, math.log(max(ratio, 1e-9)) - expected))
-        self._num_measured = COMMON_MEMORY * self._num_measured + 1.0
-        self.common += surprise / self._num_measured
-        self._places[place] = ROWS_MEMORY * weight + 1.0, ROWS_MEMORY * total + expected + surprise - self.common
+        difference = self._differences[place]
+        surprise = math.log(max(ratio, 1e-9)) - self._machine.mean - self.own.mean - difference
+        left = self.own.move(self._machine.move(min(most, max(-most, surprise))))
+        self._places[place] = ROWS_MEMORY * weight + 1.0, ROWS_MEMORY * total + difference + left
         self._num_unread += 1
 
     def _read(self) -> None:
         """What the measurements say at every place."""
         if self._num_unread:
             places = sorted(self._places)
-            known = [total / (weight + HELD_BY) for weight, total in map(self._places.__getitem__, places)]
+            known = [total / (weight + ROWS_HELD_BY) for weight, total in map(self._places.__getitem__, places)]
             self._differences, self._num_unread = np.interp(PLACES, places, known).tolist(), 0
 
 
@@ -100,6 +120,7 @@ class PartCost:
     per_sequence: float
     is_tiled: bool = False
     corrections: dict[tuple[int, int, bool], Correction] = field(default_factory=dict)
+    machine: Moving = field(default_factory=lambda: Moving(0.0, MACHINE_MEMORY), repr=False, compare=False)
     # Of single sizes: rows filled up, and uncorrected milliseconds.
     _known: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -124,7 +145,7 @@ class PartCost:
         correction = self.corrections.get(conditions.bucket)
         if correction is None:
             nearest = self._nearest(conditions)
-            correction = self.corrections[conditions.bucket] = Correction(nearest.common if nearest else 0.0)
+            correction = self.corrections[conditions.bucket] = Correction(self.machine, nearest.own.mean if nearest else 0.0)
         size = observation.batch_size, observation.num_rows
         if len(self._known) == MOST_KNOWN:
             self._known.clear()
@@ -194,9 +215,14 @@ def second_differences(knots: list[float]) -> Floats:
 
 @dataclass
 class StepCosts:
-    """The cost of every part."""
+    """The cost of every part, on one machine."""
 
     parts: dict[str, PartCost]
+
+    def __post_init__(self) -> None:
+        machine = Moving(0.0, MACHINE_MEMORY)
+        for part in self.parts.values():
+            part.machine = machine
 
     def filled_up(self, num_rows: Floats) -> Floats:
         """As many rows as cost what num_rows do."""

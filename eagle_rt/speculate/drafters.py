@@ -72,9 +72,9 @@ class DrafterChoice:
         return decision
 
     def unknown_pays(self, price: Price, num_rows: float, is_sampled: bool) -> bool:
-        """Whether sequences of which nothing is known would draft, where a head has to read so many rows of each first."""
+        """Whether new sequences would draft, of which nothing is known, where a head has to read so many rows of each first."""
         common, _ = self._book.common[is_sampled].utility(price)
-        return price.pays(common - price.missed_row * num_rows / self.stay.steps_left)
+        return price.pays(common - price.missed_row * num_rows / self.stay.num_steps)
 
     def allow_tries(self, step_ms: float) -> None:
         """Some of the time goes into drafts of sequences that do not draft otherwise."""

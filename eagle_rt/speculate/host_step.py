@@ -79,7 +79,7 @@ class HostStepper:
             kept = plan.keep(draft.candidates)
             trees = pack(root_tokens, draft.candidates[kept], kept)
             mark("draft")
-        elif sum(missing) > self._most_waiting:
+        elif self.waits_too_much:
             self.drafter.catch_up([sequence for sequence, count in zip(sequences, missing, strict=True) if count])
             mark("extend")
 
@@ -94,6 +94,11 @@ class HostStepper:
         num_drafted = [stop - first - 1 for first, stop in zip(trees.starts, trees.starts[1:], strict=False)]
         is_broken = draft.is_broken.tolist() if draft else [False] * len(sequences)
         return HostOutcome(tokens, num_drafted, is_broken)
+
+    @property
+    def waits_too_much(self) -> bool:
+        """Whether the features that wait for the head should be read, though nothing drafts."""
+        return self.drafter.rows.num_waiting > self._most_waiting
 
     def forget(self, sequence_id: str) -> None:
         """A sequence has left."""

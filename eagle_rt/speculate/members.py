@@ -60,8 +60,9 @@ class MembersBook:
             self._members.estimate(self._estimator)
         return self._members
 
-    def forget(self, sequence_id: str) -> None:
-        self._histories.pop(sequence_id, None)
+    def forget(self, sequence_id: str) -> bool:
+        """Whether it was ever in a batch: requests may end while they wait, and be ended twice."""
+        return self._histories.pop(sequence_id, None) is not None
 
     def _history(self, sequence: HostSequence) -> DraftHistory:
         history = self._histories.get(sequence.id)

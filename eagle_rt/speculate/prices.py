@@ -180,11 +180,11 @@ class PriceBook:
 
     def steps(self, conditions: Conditions) -> RecentSteps:
         """Of batches of about this size; they begin at the pace of the most similar ones."""
-        size, is_sampled = conditions.batch_size.bit_length(), conditions.is_sampled
+        size, is_sampled = conditions.size, conditions.is_sampled
         if (size, is_sampled) not in self._steps:
             known = sorted(self._steps, key=lambda other: (other[1] != is_sampled, abs(other[0] - size)))
             nearest = self._steps[known[0]].pace if known else Pace()
-            self._steps[size, is_sampled] = RecentSteps(replace(nearest, verified=None), 2.0 ** (size - 1))
+            self._steps[size, is_sampled] = RecentSteps(replace(nearest, verified=None), 2.0**size)
         return self._steps[size, is_sampled]
 
     def at(self, conditions: Conditions) -> Price:
@@ -206,9 +206,14 @@ class Stay:
         self._num_steps, self._num_ends = FIRST_STAY * NUM_FIRST_STAYS, NUM_FIRST_STAYS
 
     @property
+    def num_steps(self) -> float:
+        """For which a new sequence will probably stay."""
+        return self._num_steps / self._num_ends
+
+    @property
     def steps_left(self) -> float:
-        """For which a sequence will probably stay."""
-        return max(1.0, SHARE_LEFT * self._num_steps / self._num_ends)
+        """For which one will that has been there for a while."""
+        return max(1.0, SHARE_LEFT * self.num_steps)
 
     def add_step(self, num_sequences: int) -> None:
         self._num_steps += num_sequences

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from eagle_rt.speculate.costs import Conditions, Correction, Observation, PartCost, costs_from_json, fitted_cost, fitted_costs
+from eagle_rt.speculate.costs import Conditions, Observation, PartCost, costs_from_json, fitted_cost, fitted_costs
 
 
 def true_ms(batch_size: int, num_rows: int) -> float:
@@ -60,10 +60,25 @@ def test_it_follows_a_machine_that_slows_down() -> None:
     for _ in range(60):
         cost.correct(Observation("verify", 4, 16, 1.5 * true_ms(4, 16)), when(4))
     assert float(cost.ms(4, 16, when(4))) == pytest.approx(1.5 * true_ms(4, 16), rel=0.03)
-    # The nearest batch sizes follow until they are measured themselves; others that were keep their own.
+    # Other batch sizes and parts follow, whether they are measured or not.
     assert float(cost.ms(8, 16, when(8))) == pytest.approx(1.5 * true_ms(8, 16), rel=0.05)
-    cost.correct(Observation("verify", 32, 64, true_ms(32, 64)), when(32))
-    for _ in range(60):
+
+
+def test_what_was_slow_once_is_not_for_ever() -> None:
+    """Drafts are measured only where something drafts: what they cost goes along with what other steps do."""
+    costs = fitted_costs([*measured("start"), *measured("level"), *measured("verify")])
+    for parts, ratio in ((("level", "verify"), 1.5), (("verify",), 1.0)):
+        for _ in range(100):
+            for part in parts:
+                costs.correct(Observation(part, 4, 16, ratio * true_ms(4, 16)), when(4))
+    for part in ("level", "verify"):
+        assert float(costs.ms(part, 4, 16, when(4))) == pytest.approx(true_ms(4, 16), rel=0.12)
+
+
+def test_conditions_that_take_turns_keep_their_own() -> None:
+    cost = fitted_cost(measured("verify"))
+    for _ in range(150):
+        cost.correct(Observation("verify", 4, 16, 1.5 * true_ms(4, 16)), when(4))
         cost.correct(Observation("verify", 32, 64, true_ms(32, 64)), when(32))
     assert float(cost.ms(32, 64, when(32))) == pytest.approx(true_ms(32, 64), rel=0.05)
     assert float(cost.ms(4, 16, when(4))) == pytest.approx(1.5 * true_ms(4, 16), rel=0.05)
@@ -131,4 +146,3 @@ def test_one_slow_measurement_says_little() -> None:
     before = float(cost.ms(4, 8, when(4)))
     cost.correct(Observation("verify", 4, 8, 4 * before), when(4))
     assert before < float(cost.ms(4, 8, when(4))) < 1.8 * before
-    assert Correction(0.5).common == pytest.approx(0.5)
