@@ -42,8 +42,10 @@ MORE_NODES = 64
 NO_PLACES, NO_CHANCES = np.zeros(0, dtype=np.int64), np.zeros(0)
 # Of a sequence's correction: how far it moves with a surprise, how fast it fades, and the most it may be, in logits.
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
-# A head that has more rows to read than this, for each sequence, was left behind.
-MOST_ROWS_OF_A_STEP = 12
+# Where more of a step than this goes into rows that the head had missed, nothing is learned of what steps take.
+MOST_READING = 0.15
+# No step counts as longer than so many without drafts.
+LONGEST_STEP = 8.0
 # The most steps between tries of a sequence that does not draft, which double while they fail.
 LONGEST_WAIT = 512
 
@@ -108,7 +110,9 @@ class RestingPlan(FixedPlan):
         self._policy, self._sequences = policy, sequences
 
     def learn(self, record: StepRecord) -> None:
-        self._policy.prices.steps(conditions_of(self._sequences)).add(1.0, 1.0)
+        steps = self._policy.prices.steps(conditions_of(self._sequences))
+        steps.add(1.0, 1.0)
+        steps.add_worth(None)
         self._policy.choice.allow_tries(record.parts[-1].ms)
 
 
@@ -151,8 +155,10 @@ class AdaptivePlan:
         chances = newest.values
         if depth >= members.least_steps:
             chances = np.where(depth < members.bounds.num_steps[newest.owners], chances, 0.0)
-        verify = price.verify.up_to(len(self._chances) + MORE_NODES)
-        level = price.level.up_to(len(newest))
+        # A sample shows what the drafts of all would promise, who would share what each costs.
+        share = len(members) // len(self.drafters) if self._decision.is_sample else 1
+        verify = price.verify.up_to(share * (len(self._chances) + MORE_NODES))[::share] / share
+        level = price.level.up_to(share * len(newest))[::share] / share
         children, top_ks = self._policy.children[depth], members.bounds.top_ks
         return worth_expanding(chances, newest.owners, members.kinds, top_ks, children, self._chances, verify, level)
 
@@ -169,17 +175,31 @@ class AdaptivePlan:
         if self._teaches:
             for part in record.parts:
                 policy.costs.correct(part, conditions)
-        # A prompt that is read once says nothing about the steps to come.
-        reads_prompts = any(part.part == "start" and part.num_rows > MOST_ROWS_OF_A_STEP * part.batch_size for part in record.parts)
-        if not reads_prompts:
-            gained, plain = record.num_gained / batch_size, total_ms / self._price.plain_ms
-            policy.prices.steps(conditions).add(gained, plain, len(self.drafters) / batch_size, self._verified)
-            if not self._decision.is_sample:
-                policy.guard(conditions).saw(bool(self.drafters), gained, plain)
+        steps, gained = policy.prices.steps(conditions), record.num_gained / batch_size
+        steps.add(gained, total_ms / self._price.plain_ms, len(self.drafters) / batch_size, self._verified)
+        # What the head reads once, prompts above all, says nothing about the steps to come.
+        reading_ms = self._reading_ms(record)
+        if reading_ms < MOST_READING * total_ms and not self._decision.is_sample:
+            step_ms = total_ms - reading_ms
+            steps.add_worth(self._worth_beyond(record, step_ms) if self.drafters else None)
+            policy.guard(conditions).saw(bool(self.drafters), gained, step_ms / self._price.plain_ms)
         policy.choice.allow_tries(total_ms)
         if self.drafters and self._teaches:
             self._learn_promises(record)
             self._learn_acceptance(record)
+
+    def _reading_ms(self, record: StepRecord) -> float:
+        """Of the time what went into rows that the head had missed."""
+        num_missed = sum(part.num_rows - self._price.rows_read * part.batch_size for part in record.parts if part.part == "start")
+        return max(0.0, self._price.missed_row * num_missed / self._price.rate)
+
+    def _worth_beyond(self, record: StepRecord, step_ms: float) -> float:
+        """See `Pace.beyond`."""
+        price, batch_size = self._price, len(self._members)
+        # The machine stands still now and then.
+        more_ms = min(step_ms, LONGEST_STEP * price.plain_ms) - price.plain_ms
+        worth = record.num_gained - batch_size - price.rate * more_ms
+        return price.beyond + (worth - self._decision.worth) / len(self.drafters)
 
     def _learn_promises(self, record: StepRecord) -> None:
         promises = promises_of(record.candidates, len(self._members))

@@ -28,13 +28,15 @@ TRY_SHARE, REFUND = 0.01, 0.5
 @dataclass(frozen=True)
 class Decision:
     """Who of a batch drafts, and what time costs it. drafters: numbers of members, ascending; tries: those of them that would not
-    draft but for what that shows, and what that costs, in milliseconds."""
+    draft but for what that shows, and what that costs, in milliseconds; worth: tokens that the drafts of the others are expected to
+    gain beyond their price, once the head has read what it missed."""
 
     members: Members
     conditions: Conditions
     price: Price
     drafters: list[int]
     tries: dict[int, float]
+    worth: float = 0.0
 
     @property
     def is_sample(self) -> bool:
@@ -107,9 +109,8 @@ class DrafterChoice:
         indices = [index for index, (_, shape) in enumerate(begun.members.key) if shape]
         utilities = dict(zip(indices, utilities_at(price, [histories[index] for index in indices]), strict=True))
         reading = {index: price.missed_row * max(0.0, num_missing[index] - price.rows_read) for index in indices}
-        steps_left = self.stay.steps_left
         for index in indices:
-            utilities[index] -= reading[index] / steps_left
+            utilities[index] -= reading[index] / self.stay.steps_left(histories[index].num_idle)
         indices.sort(key=utilities.__getitem__, reverse=True)
         gains = list(accumulate((utilities[index] for index in indices), initial=0.0))
         worth = [gain - start for gain, start in zip(gains, price.starts, strict=False)]
@@ -130,7 +131,8 @@ class DrafterChoice:
             is_hopeless=is_hopeless,
             is_clear=gains[-1] > CLEARLY_WORTH_IT * price.starts[-1],
         )
-        return replace(begun, drafters=drafters, tries=tries)
+        read = sum(reading[index] / self.stay.steps_left(histories[index].num_idle) for index in indices[:num_drafters])
+        return replace(begun, drafters=drafters, tries=tries, worth=worth[num_drafters] + read)
 
     def _tries_of(self, begun: Decision, idle: list[int], num_drafters: int, reading: dict[int, float]) -> dict[int, float]:
         """Of those that have been idle for long. What a draft promises shows before anything is verified."""

@@ -16,6 +16,9 @@ FIRST_STEPS, STEPS_OF_ONE, LEAST_STEPS = 1.0, 50.0, 8.0
 ROWS_OF_A_SEQUENCE, MORE_ROWS = 4.0, 8.0
 # The rows of a sequence that a head reads before it drafts are what the step before has gained; so many, until that is known.
 FIRST_ROWS_READ = 3.0
+# What drafts gain beyond what they promise: a single one says no more than so many tokens; it is held to nothing by so many steps;
+# and how that is forgotten while nothing drafts.
+MOST_BEYOND, BEYOND_HELD_BY, IDLE_MEMORY = 1.0, 16.0, 0.995
 # What a sequence costs once is spread over the steps for which it still stays: this share of the mean stay, which begins as that of
 # a few sequences with so many steps, and remembers so many of the latest.
 SHARE_LEFT, FIRST_STAY, NUM_FIRST_STAYS, STAY_MEMORY = 0.5, 32.0, 4.0, 0.98
@@ -59,11 +62,13 @@ def first_verified(costs: StepCosts, rate: float, conditions: Conditions) -> Ver
 @dataclass(frozen=True)
 class Pace:
     """What similar steps have come to lately. speed: over that of plain decoding; rows_read: tokens that a sequence gains from a
-    draft, which its head has to read before the next one; verified: in steps with drafts, None before the first."""
+    draft, which its head has to read before the next one; verified: in steps with drafts, None before the first; beyond: tokens
+    that a draft has really gained beyond its price, less what it was said to be worth."""
 
     speed: float = 1.0
     rows_read: float = FIRST_ROWS_READ
     verified: Verified | None = None
+    beyond: float = 0.0
 
 
 def steps_of(batch_size: float) -> float:
@@ -79,6 +84,16 @@ class RecentSteps:
         self._gained, self._plain = begin.speed * FIRST_STEPS, FIRST_STEPS
         self._rows, self._drafted = begin.rows_read * FIRST_STEPS, FIRST_STEPS
         self._verified = [0.0] * 4  # sums of its three numbers, and of their weights
+        self._beyond_memory = self._memory**0.25
+        self._beyond = self._num_beyond = 0.0
+
+    def add_worth(self, beyond: float | None) -> None:
+        """Of a step: what `Pace.beyond` was of its drafts; None where it had none, after many of which drafts are trusted again."""
+        memory = self._beyond_memory if beyond is not None else IDLE_MEMORY
+        self._beyond, self._num_beyond = memory * self._beyond, memory * self._num_beyond
+        if beyond is not None:
+            self._beyond += min(MOST_BEYOND, max(-MOST_BEYOND, beyond))
+            self._num_beyond += 1.0
 
     def add(self, gained: float, plain: float, share_drafted: float = 0.0, verified: Verified | None = None) -> None:
         """A step gained so many tokens a sequence, where plain decoding would have gained the others in its time. share_drafted: of
@@ -96,7 +111,8 @@ class RecentSteps:
     def pace(self) -> Pace:
         *sums, num_steps = self._verified
         verified = Verified(*(value / num_steps for value in sums)) if num_steps else None
-        return Pace(self._gained / self._plain, self._rows / self._drafted, verified)
+        beyond = self._beyond / (self._num_beyond + BEYOND_HELD_BY)
+        return Pace(self._gained / self._plain, self._rows / self._drafted, verified, beyond)
 
 
 class PriceList:
@@ -134,7 +150,7 @@ class Price:
         self.level_row = self.rate * (level[2] - level[0]) / (rows[2] - rows[0])
         self.level_sequence = self.rate * level[0] / batch_size
         self.batch_size = batch_size
-        self.rows_read = pace.rows_read
+        self.rows_read, self.beyond = pace.rows_read, pace.beyond
 
         rate = self.rate  # a list that knew its price would keep it alive
         self.verify = PriceList(lambda counts: rate * costs.ms("verify", batch_size, batch_size + counts, conditions))
@@ -161,10 +177,12 @@ class Price:
         return bool(self.batch_size * utility > self.starts[-1])
 
     def utility(self, promises: Floats) -> Floats:
-        """Expected tokens of drafts of such promise [..., D, R] beyond the price of their nodes and of levels past the first."""
+        """Expected tokens of drafts of such promise [..., D, R] beyond the price of their nodes and of levels past the first, and
+        what such drafts have gained beyond that."""
         any_node = self.any_node / self.batch_size
         drafts = promises.reshape(-1, *promises.shape[-2:])
         utilities = worth_of_drafts(drafts, self.node, self.node_paid, self.level_row, self.level_sequence, any_node)
+        utilities = np.where(utilities > 0.0, np.maximum(0.0, utilities + self.beyond), 0.0)
         return utilities.reshape(promises.shape[:-2])
 
 
@@ -210,10 +228,9 @@ class Stay:
         """For which a new sequence will probably stay."""
         return self._num_steps / self._num_ends
 
-    @property
-    def steps_left(self) -> float:
-        """For which one will that has been there for a while."""
-        return max(1.0, SHARE_LEFT * self.num_steps)
+    def steps_left(self, num_idle: int) -> float:
+        """For which one will that has been there for so many steps at least."""
+        return max(1.0, self.num_steps - num_idle, SHARE_LEFT * self.num_steps)
 
     def add_step(self, num_sequences: int) -> None:
         self._num_steps += num_sequences
