@@ -33,8 +33,9 @@ from eagle_rt.speculate.prices import PriceBook, Verified, verified
 from eagle_rt.speculate.promises import FIRST_CHANCES, FIRST_WAIT, promises_of
 from eagle_rt.speculate.sequences import HostSequence
 
-# Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth: that takes time itself.
-NUM_FIRST_LESSONS, STEPS_A_LESSON = 64, 4
+# Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth, which takes time itself:
+# fewer in batches of so many sequences at least, each of which teaches as much.
+NUM_FIRST_LESSONS, STEPS_A_LESSON, STEPS_A_LARGE_LESSON, LARGE_BATCH = 64, 4, 8, 8
 # How fast it is forgotten what children have gained.
 CHILD_RATE = 0.05
 # How many more nodes than there are so far a tree with another level may have.
@@ -130,7 +131,8 @@ class AdaptivePlan:
             self.drafters = []
         if self.drafters:
             policy.num_drafted_steps += 1
-            is_due = policy.num_drafted_steps <= NUM_FIRST_LESSONS or policy.num_drafted_steps % STEPS_A_LESSON == 0
+            steps_a_lesson = STEPS_A_LESSON if len(self._members) < LARGE_BATCH else STEPS_A_LARGE_LESSON
+            is_due = policy.num_drafted_steps <= NUM_FIRST_LESSONS or policy.num_drafted_steps % steps_a_lesson == 0
             self._teaches = is_due or any(self._members.histories[index].num_idle for index in self.drafters)
 
     def values(self, deeper: Candidates, parent_values: Floats | None) -> Floats:

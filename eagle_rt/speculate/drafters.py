@@ -64,13 +64,13 @@ class DrafterChoice:
         if self._last and self.num_unasked and self._is_as_asked(self._last, sequences):
             self.num_unasked -= 1
             if self._last.drafters:
-                return self._last
+                return self._last if self._book.of(sequences) is self._last.members else self._all(sequences)
             if self.num_unasked % RESTING_STEPS_A_LESSON:
                 return None
             return self._begun(sequences)
         begun = self._begun(sequences)
         self._last = decision = self._with_drafters(begun, num_missing)
-        self.unknown_may_draft = self.unknown_pays(begun.price, 0.0, begun.conditions.is_sampled)
+        self.unknown_may_draft = self.unknown_pays(begun.price, begun.conditions.context, begun.conditions.is_sampled)
         return decision
 
     def unknown_pays(self, price: Price, num_rows: float, is_sampled: bool) -> bool:
@@ -89,7 +89,7 @@ class DrafterChoice:
     def forget(self) -> None:
         """One has left, another may take its place."""
         self.stay.add_end()
-        if self.unknown_may_draft or (self._last and self._last.drafters):
+        if self.unknown_may_draft != bool(self._last and self._last.drafters):
             self.num_unasked = self.num_rested = 0
 
     def _begun(self, sequences: Sequence[HostSequence]) -> Decision:
@@ -98,10 +98,16 @@ class DrafterChoice:
         return Decision(self._book.of(sequences), conditions, self._prices.at(conditions), [], {})
 
     def _is_as_asked(self, last: Decision, sequences: Sequence[HostSequence]) -> bool:
-        """A rest goes on while one leaves and the next one's prompt is read: there are a few less, of which no more will pay."""
-        if last.drafters:
+        """Both a rest and drafts of all go on while one leaves and the next one's prompt is read, until too many have."""
+        if last.drafters and not (self.unknown_may_draft and all(sequence.bounds for sequence in sequences)):
             return self._book.of(sequences) is last.members
         return 4 * abs(len(sequences) - len(last.members)) <= len(last.members)
+
+    def _all(self, sequences: Sequence[HostSequence]) -> Decision:
+        """As all of those did that were asked last."""
+        assert self._last
+        worth = self._last.worth * len(sequences) / len(self._last.members)
+        return replace(self._begun(sequences), drafters=list(range(len(sequences))), worth=worth)
 
     def _with_drafters(self, begun: Decision, num_missing: Sequence[int]) -> Decision:
         """The more share a first level, the cheaper it is. With them go tries, of those that nearly pay and of others."""
