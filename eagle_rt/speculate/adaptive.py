@@ -30,7 +30,7 @@ from eagle_rt.speculate.guard import Guard
 from eagle_rt.speculate.members import MembersBook, conditions_of
 from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord
 from eagle_rt.speculate.prices import PriceBook, Verified, verified
-from eagle_rt.speculate.promises import FIRST_CHANCES, FIRST_WAIT, promises_of
+from eagle_rt.speculate.promises import FIRST_CHANCES, promises_of
 from eagle_rt.speculate.sequences import HostSequence
 
 # Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth, which takes time itself:
@@ -47,8 +47,6 @@ CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
 MOST_READING = 0.15
 # No step counts as longer than so many without drafts.
 LONGEST_STEP = 8.0
-# The most steps between tries of a sequence that does not draft, which double while they fail.
-LONGEST_WAIT = 512
 
 
 class AdaptivePolicy:
@@ -210,8 +208,7 @@ class AdaptivePlan:
             history.add(promises[index])
             if history.num_idle:
                 has_failed = not self._price.pays(self._price.utility(history.own.latest[: history.own.num_known]).mean())
-                history.wait = min(LONGEST_WAIT, 2 * history.wait) if has_failed else FIRST_WAIT
-                history.num_idle = 0
+                history.tried(has_failed)
                 if not has_failed:
                     self._policy.choice.refund(self._decision.tries.get(index, 0.0))
 

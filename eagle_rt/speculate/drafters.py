@@ -21,8 +21,9 @@ MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31
 # After one in which all drafted some do so without asking, more where that was worth so many times its price.
 NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 3, 7, 1.25
 # Tries of sequences that do not draft: their share of the time, and how much of what it took is given back to one that shows that
-# drafts would pay. More would find new texts sooner, and believe more often in a few good drafts among poor ones.
-TRY_SHARE, REFUND = 0.01, 0.5
+# drafts would pay. More would find new texts sooner, and believe more often in a few good drafts among poor ones. So many of them
+# together cost little more than one.
+TRY_SHARE, REFUND, TRIES_AT_ONCE = 0.01, 0.5, 4
 
 
 @dataclass(frozen=True)
@@ -146,14 +147,14 @@ class DrafterChoice:
         for index in idle:
             histories[index].num_idle += 1 + self.num_rested
         due = [index for index in idle if histories[index].num_idle >= histories[index].wait]
-        tries: dict[int, float] = {}
-        if due and price.pays(price.utility(HOPED_FOR).mean()):
-            for index in due:
-                num_others = num_drafters + len(tries)
-                cost = (reading[index] + price.first_levels[num_others + 1] - price.first_levels[num_others]) / price.rate
-                if self._affords(cost):
-                    tries[index] = cost
-        return tries
+        if not due or not price.pays(price.utility(HOPED_FOR).mean()):
+            return {}
+        tries = due[:TRIES_AT_ONCE]
+        cost = price.first_levels[num_drafters + len(tries)] - price.first_levels[num_drafters]
+        if not num_drafters:
+            cost += price.level.up_to(len(tries))[-1]
+        costs = {index: (reading[index] + cost / len(tries)) / price.rate for index in tries}
+        return costs if self._affords(sum(costs.values())) else {}
 
     def _hold(self, *, are_any: bool, are_all: bool, is_hopeless: bool, is_clear: bool) -> None:
         """For how many steps nobody is asked. are_all: all draft, and none as a try."""

@@ -17,11 +17,11 @@ FIRST_PROMISES = np.zeros((8, NUM_LEVELS, NODES_OF_A_LEVEL))
 FIRST_PROMISES[..., 0] = FIRST_CHANCES[:, None] ** np.arange(1.0, NUM_LEVELS + 1)
 # Where not even such drafts would pay none are tried.
 HOPED_FOR = FIRST_PROMISES[4:]
-# How many drafts of a sequence are remembered, and how many of all; a try after a pause counts as several, and so do the very
-# first drafts of all, since what is believed before them is made up.
-NUM_OWN, NUM_RECENT, NUM_COMMON, NUM_OF_A_TRY, NUM_OF_A_FIRST = 8, 16, 128, 4, 4
-# Plain steps before a sequence that does not draft is tried again; they double while tries fail.
-FIRST_WAIT = 16
+# How many drafts of a sequence are remembered, and how many of all; the very first drafts of all count as several, since what is
+# believed before them is made up.
+NUM_OWN, NUM_RECENT, NUM_COMMON, NUM_OF_A_FIRST = 8, 16, 128, 4
+# Plain steps before a sequence that does not draft is tried, for so many steps, and then again; they double while tries fail.
+FIRST_WAIT, LONGEST_WAIT, DRAFTS_OF_A_TRY = 16, 512, 4
 # A difference that chance makes likely, in variances: where few drafts are poor by chance and are believed, none follow that would
 # show it.
 LIKELY_CHANCE = 4.0
@@ -79,14 +79,24 @@ class DraftHistory:
         # What the next draft is worth, at which price and by which edition; none when that has to be worked out anew.
         self.utility, self.edition = 0.0, 0
         self.price: Price | None = None
-        self.num_idle, self.wait = 0, FIRST_WAIT
+        # Steps since it last drafted; after so many it is tried, and has been so often; and how long it waits after these tries.
+        self.num_idle, self.wait, self.num_tried, self.next_wait = 0, FIRST_WAIT, 0, FIRST_WAIT
 
     def add(self, promises: Floats) -> None:
         """It has made a draft."""
         self.price = None
-        times = NUM_OF_A_TRY if self.num_idle else 1
-        self.own.add(promises, times)
-        self.common.add(promises, times)
+        self.own.add(promises)
+        self.common.add(promises)
+
+
+    def tried(self, has_failed: bool) -> None:
+        """It has drafted for what that shows, as it does in the steps that follow, until that is enough."""
+        self.num_idle, self.num_tried = 0, self.num_tried + 1
+        if self.num_tried < DRAFTS_OF_A_TRY:
+            self.wait = 1
+            return
+        self.num_tried, self.next_wait = 0, min(LONGEST_WAIT, 2 * self.next_wait) if has_failed else FIRST_WAIT
+        self.wait = self.next_wait
 
 
 def utilities_at(price: Price, histories: Sequence[DraftHistory]) -> list[float]:
