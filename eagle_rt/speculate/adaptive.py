@@ -17,14 +17,16 @@ import numpy as np
 from eagle_rt.speculate.acceptance import AcceptanceEstimator, Calibration, VerifiedNodes
 from eagle_rt.speculate.compiled import (
     CHILD_PRICES,
+    best_places,
     chances_of_level,
+    descending,
     gains_of_children,
     surprises_of,
     worth_expanding,
     worth_verifying,
 )
 from eagle_rt.speculate.costs import Conditions, StepCosts
-from eagle_rt.speculate.drafters import Decision, DrafterChoice
+from eagle_rt.speculate.drafters import LEVELS_OF_A_SAMPLE, Decision, DrafterChoice
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.guard import Guard
 from eagle_rt.speculate.members import MembersBook, conditions_of
@@ -43,6 +45,8 @@ MORE_NODES = 64
 NO_PLACES, NO_CHANCES = np.zeros(0, dtype=np.int64), np.zeros(0)
 # Of a sequence's correction: how far it moves with a surprise, how fast it fades, and the most it may be, in logits.
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
+# What the first drafts take, for whose numbers of rows code is still generated, says nothing of later ones.
+NUM_UNSETTLED = 16
 # Where more of a step than this goes into rows that the head had missed, nothing is learned of what steps take.
 MOST_READING = 0.15
 # No step counts as longer than so many without drafts.
@@ -155,10 +159,12 @@ class AdaptivePlan:
         chances = newest.values
         if depth >= members.least_steps:
             chances = np.where(depth < members.bounds.num_steps[newest.owners], chances, 0.0)
-        # A sample shows what the drafts of all would promise, who would share what each costs.
-        share = len(members) // len(self.drafters) if self._decision.is_sample else 1
-        verify = price.verify.up_to(share * (len(self._chances) + MORE_NODES))[::share] / share
-        level = price.level.up_to(share * len(newest))[::share] / share
+        if self._decision.is_sample:
+            # It shows what drafts of all would promise, also below levels that are not believed to pay.
+            is_deep_enough = depth >= LEVELS_OF_A_SAMPLE
+            return NO_PLACES if is_deep_enough else best_places(descending(chances), newest.owners, np.minimum(1, members.bounds.top_ks))
+        verify = price.verify.up_to(len(self._chances) + MORE_NODES)
+        level = price.level.up_to(len(newest))
         children, top_ks = self._policy.children[depth], members.bounds.top_ks
         return worth_expanding(chances, newest.owners, members.kinds, top_ks, children, self._chances, verify, level)
 
@@ -179,7 +185,8 @@ class AdaptivePlan:
         steps.add(gained, total_ms / self._price.plain_ms, len(self.drafters) / batch_size, self._verified)
         # What the head reads once, prompts above all, says nothing about the steps to come.
         reading_ms = self._reading_ms(record)
-        if reading_ms < MOST_READING * total_ms and not self._decision.is_sample:
+        is_settled = not self.drafters or policy.num_drafted_steps > NUM_UNSETTLED
+        if is_settled and reading_ms < MOST_READING * total_ms and not self._decision.is_sample:
             step_ms = total_ms - reading_ms
             steps.add_worth(self._worth_beyond(record, step_ms) if self.drafters else None)
             policy.guard(conditions).saw(bool(self.drafters), gained, step_ms / self._price.plain_ms)

@@ -22,8 +22,8 @@ MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31
 NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 3, 7, 1.25
 # Tries of sequences that do not draft: their share of the time, and how much of what it took is given back to one that shows that
 # drafts would pay. More would find new texts sooner, and believe more often in a few good drafts among poor ones. So many of them
-# together cost little more than one.
-TRY_SHARE, REFUND, TRIES_AT_ONCE = 0.01, 0.5, 4
+# together cost little more than one; and so deep they are where nothing else drafts.
+TRY_SHARE, REFUND, TRIES_AT_ONCE, LEVELS_OF_A_SAMPLE = 0.01, 0.5, 4, 3
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class DrafterChoice:
         tries = due[:TRIES_AT_ONCE]
         cost = price.first_levels[num_drafters + len(tries)] - price.first_levels[num_drafters]
         if not num_drafters:
-            cost += price.level.up_to(len(tries))[-1]
+            cost += (LEVELS_OF_A_SAMPLE - 1) * price.level.up_to(len(tries))[-1]
         costs = {index: (reading[index] + cost / len(tries)) / price.rate for index in tries}
         return costs if self._affords(sum(costs.values())) else {}
 

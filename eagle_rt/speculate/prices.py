@@ -18,7 +18,7 @@ ROWS_OF_A_SEQUENCE, MORE_ROWS = 4.0, 8.0
 FIRST_ROWS_READ = 3.0
 # What drafts gain beyond what they promise: a single one says no more than so many tokens; it is held to nothing by so many steps;
 # and how that is forgotten while nothing drafts.
-MOST_BEYOND, BEYOND_HELD_BY, IDLE_MEMORY = 1.0, 16.0, 0.995
+MOST_BEYOND, BEYOND_HELD_BY, IDLE_MEMORY = 1.0, 4.0, 0.99
 # What a sequence costs once is spread over the steps for which it still stays: this share of the mean stay, which begins as that of
 # a few sequences with so many steps, and remembers so many of the latest.
 SHARE_LEFT, FIRST_STAY, NUM_FIRST_STAYS, STAY_MEMORY = 0.5, 32.0, 4.0, 0.98
@@ -84,12 +84,11 @@ class RecentSteps:
         self._gained, self._plain = begin.speed * FIRST_STEPS, FIRST_STEPS
         self._rows, self._drafted = begin.rows_read * FIRST_STEPS, FIRST_STEPS
         self._verified = [0.0] * 4  # sums of its three numbers, and of their weights
-        self._beyond_memory = self._memory**0.25
         self._beyond = self._num_beyond = 0.0
 
     def add_worth(self, beyond: float | None) -> None:
         """Of a step: what `Pace.beyond` was of its drafts; None where it had none, after many of which drafts are trusted again."""
-        memory = self._beyond_memory if beyond is not None else IDLE_MEMORY
+        memory = self._memory if beyond is not None else IDLE_MEMORY
         self._beyond, self._num_beyond = memory * self._beyond, memory * self._num_beyond
         if beyond is not None:
             self._beyond += min(MOST_BEYOND, max(-MOST_BEYOND, beyond))
