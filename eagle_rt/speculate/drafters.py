@@ -23,7 +23,7 @@ NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 3, 7, 1.25
 # Tries of sequences that do not draft: their share of the time, and how much of what it took is given back to one that shows that
 # drafts would pay. More would find new texts sooner, and believe more often in a few good drafts among poor ones. So many of them
 # together cost little more than one; and so deep they are where nothing else drafts.
-TRY_SHARE, REFUND, TRIES_AT_ONCE, LEVELS_OF_A_SAMPLE = 0.01, 0.5, 4, 3
+TRY_SHARE, REFUND, TRIES_AT_ONCE, LEVELS_OF_A_SAMPLE = 0.015, 0.5, 4, 3
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ FIRST_PROMISES[..., 0] = FIRST_CHANCES[:, None] ** np.arange(1.0, NUM_LEVELS + 1
 HOPED_FOR = FIRST_PROMISES[4:]
 # How many drafts of a sequence are remembered, and how many of all; the very first drafts of all count as several, since what is
 # believed before them is made up.
-NUM_OWN, NUM_RECENT, NUM_COMMON, NUM_OF_A_FIRST = 8, 16, 128, 4
+NUM_OWN, NUM_RECENT, NUM_COMMON, NUM_OF_A_FIRST = 8, 16, 64, 4
 # Plain steps before a sequence that does not draft is tried, for so many steps, and then again; they double while tries fail.
 FIRST_WAIT, LONGEST_WAIT, DRAFTS_OF_A_TRY = 16, 512, 4
 # A difference that chance makes likely, in variances: where few drafts are poor by chance and are believed, none follow that would
 # show it.
-LIKELY_CHANCE = 4.0
+LIKELY_CHANCE = 2.0
 
 
 class Promises:
