@@ -26,7 +26,7 @@ from eagle_rt.speculate.compiled import (
     worth_verifying,
 )
 from eagle_rt.speculate.costs import Conditions, StepCosts
-from eagle_rt.speculate.drafters import LEVELS_OF_A_SAMPLE, Decision, DrafterChoice
+from eagle_rt.speculate.drafters import LEVELS_OF_A_TRIAL, Decision, DrafterChoice
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.guard import Guard
 from eagle_rt.speculate.members import MembersBook, conditions_of
@@ -38,8 +38,8 @@ from eagle_rt.speculate.sequences import HostSequence
 # Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth, which takes time itself:
 # fewer in batches of so many sequences at least, each of which teaches as much.
 NUM_FIRST_LESSONS, STEPS_A_LESSON, STEPS_A_LARGE_LESSON, LARGE_BATCH = 64, 4, 8, 8
-# How fast it is forgotten what children have gained.
-CHILD_RATE = 0.05
+# How fast it is forgotten what children have gained, for each parent.
+CHILD_RATE = 0.03
 # How many more nodes than there are so far a tree with another level may have.
 MORE_NODES = 64
 NO_PLACES, NO_CHANCES = np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -97,7 +97,7 @@ class AdaptivePolicy:
         """What the children of nodes of one depth have gained at each price, see `gains_of_children`."""
         for kind in num_parents.nonzero()[0]:
             self._num_levels_seen[depth, kind] += 1
-            rate = max(CHILD_RATE, 1.0 / (2.0 + self._num_levels_seen[depth, kind]))
+            rate = max(1.0 - (1.0 - CHILD_RATE) ** num_parents[kind], 1.0 / (2.0 + self._num_levels_seen[depth, kind]))
             self.children[depth, kind] += rate * (gains[kind] / num_parents[kind] - self.children[depth, kind])
 
     def forget(self, sequence_id: str) -> None:
@@ -129,13 +129,13 @@ class AdaptivePlan:
         self._verified: Verified | None = None
         self._chances = np.zeros(0)  # of all candidates so far
         self.drafters = decision.drafters
-        if self.drafters and not decision.is_sample and not policy.guard(decision.conditions).allows_drafts():
+        if self.drafters and not decision.is_trial and not policy.guard(decision.conditions).allows_drafts():
             self.drafters = []
         if self.drafters:
             policy.num_drafted_steps += 1
             steps_a_lesson = STEPS_A_LESSON if len(self._members) < LARGE_BATCH else STEPS_A_LARGE_LESSON
             is_due = policy.num_drafted_steps <= NUM_FIRST_LESSONS or policy.num_drafted_steps % steps_a_lesson == 0
-            self._teaches = is_due or any(self._members.histories[index].num_idle for index in self.drafters)
+            self._teaches = is_due or decision.is_trial or any(self._members.histories[index].num_idle for index in self.drafters)
 
     def values(self, deeper: Candidates, parent_values: Floats | None) -> Floats:
         """The chances that nodes will be accepted."""
@@ -159,10 +159,9 @@ class AdaptivePlan:
         chances = newest.values
         if depth >= members.least_steps:
             chances = np.where(depth < members.bounds.num_steps[newest.owners], chances, 0.0)
-        if self._decision.is_sample:
-            # It shows what drafts of all would promise, also below levels that are not believed to pay.
-            is_deep_enough = depth >= LEVELS_OF_A_SAMPLE
-            return NO_PLACES if is_deep_enough else best_places(descending(chances), newest.owners, np.minimum(1, members.bounds.top_ks))
+        if self._decision.is_trial and depth < LEVELS_OF_A_TRIAL:
+            # Also below what is not believed to be worth it.
+            return best_places(descending(chances), newest.owners, np.minimum(1, members.bounds.top_ks))
         verify = price.verify.up_to(len(self._chances) + MORE_NODES)
         level = price.level.up_to(len(newest))
         children, top_ks = self._policy.children[depth], members.bounds.top_ks
@@ -186,9 +185,10 @@ class AdaptivePlan:
         # What the head reads once, prompts above all, says nothing about the steps to come.
         reading_ms = self._reading_ms(record)
         is_settled = not self.drafters or policy.num_drafted_steps > NUM_UNSETTLED
-        if is_settled and reading_ms < MOST_READING * total_ms and not self._decision.is_sample:
+        if is_settled and reading_ms < MOST_READING * total_ms:
             step_ms = total_ms - reading_ms
-            steps.add_worth(self._worth_beyond(record, step_ms) if self.drafters else None)
+            if not self._decision.is_trial:
+                steps.add_worth(self._worth_beyond(record, step_ms) if self.drafters else None)
             policy.guard(conditions).saw(bool(self.drafters), gained, step_ms / self._price.plain_ms)
         policy.choice.allow_tries(total_ms)
         if self.drafters and self._teaches:

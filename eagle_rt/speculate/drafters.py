@@ -20,17 +20,19 @@ HOPELESS = 0.8
 MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31, 3, 8
 # After one in which all drafted some do so without asking, more where that was worth so many times its price.
 NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 3, 7, 1.25
-# Tries of sequences that do not draft: their share of the time, and how much of what it took is given back to one that shows that
-# drafts would pay. More would find new texts sooner, and believe more often in a few good drafts among poor ones. So many of them
-# together cost little more than one; and so deep they are where nothing else drafts.
-TRY_SHARE, REFUND, TRIES_AT_ONCE, LEVELS_OF_A_SAMPLE = 0.015, 0.5, 4, 3
+# Tries of sequences that do not draft, and trials of all where none does: their share of the time, which is saved up for so many
+# steps, and how much of what a try took is given back to one that shows that drafts would pay. More would find new texts sooner,
+# and believe more often in a few good drafts among poor ones.
+TRY_SHARE, MOST_STEPS_ALLOWED_FOR, REFUND = 0.01, 1024, 0.5
+# How long a trial is, and how deep its drafts are at least.
+STEPS_OF_A_TRIAL, LEVELS_OF_A_TRIAL = 4, 2
 
 
 @dataclass(frozen=True)
 class Decision:
     """Who of a batch drafts, and what time costs it. drafters: numbers of members, ascending; tries: those of them that would not
     draft but for what that shows, and what that costs, in milliseconds; worth: tokens that the drafts of the others are expected to
-    gain beyond their price, once the head has read what it missed."""
+    gain beyond their price, once the head has read what it missed; is_trial: all draft, though that is not believed to pay."""
 
     members: Members
     conditions: Conditions
@@ -38,11 +40,7 @@ class Decision:
     drafters: list[int]
     tries: dict[int, float]
     worth: float = 0.0
-
-    @property
-    def is_sample(self) -> bool:
-        """Whether a few of many draft, all as tries: that says what these promise, and nothing of what drafts of all would gain."""
-        return 0 < 2 * len(self.drafters) <= len(self.members) and len(self.drafters) == len(self.tries)
+    is_trial: bool = False
 
 
 class DrafterChoice:
@@ -64,6 +62,9 @@ class DrafterChoice:
         """num_missing: rows of each that its head has to catch up with. None where the batch rests and nothing need be learned."""
         if self._last and self.num_unasked and self._is_as_asked(self._last, sequences):
             self.num_unasked -= 1
+            if self._last.is_trial:
+                self._last = self._trial(self._begun(sequences))
+                return self._last
             if self._last.drafters:
                 return self._last if self._book.of(sequences) is self._last.members else self._all(sequences)
             if self.num_unasked % RESTING_STEPS_A_LESSON:
@@ -81,7 +82,7 @@ class DrafterChoice:
 
     def allow_tries(self, step_ms: float) -> None:
         """Some of the time goes into drafts of sequences that do not draft otherwise."""
-        self.allowance_ms = min(self.allowance_ms + TRY_SHARE * step_ms, TRY_SHARE * 256 * step_ms)
+        self.allowance_ms = min(self.allowance_ms + TRY_SHARE * step_ms, TRY_SHARE * MOST_STEPS_ALLOWED_FOR * step_ms)
 
     def refund(self, ms: float) -> None:
         """A try has shown that drafts would pay: the next one follows soon, and shows whether they would for others."""
@@ -100,7 +101,7 @@ class DrafterChoice:
 
     def _is_as_asked(self, last: Decision, sequences: Sequence[HostSequence]) -> bool:
         """Both a rest and drafts of all go on while one leaves and the next one's prompt is read, until too many have."""
-        if last.drafters and not (self.unknown_may_draft and all(sequence.bounds for sequence in sequences)):
+        if last.drafters and not last.is_trial and not (self.unknown_may_draft and all(own.bounds for own in sequences)):
             return self._book.of(sequences) is last.members
         return 4 * abs(len(sequences) - len(last.members)) <= len(last.members)
 
@@ -115,6 +116,7 @@ class DrafterChoice:
         price, histories = begun.price, begun.members.histories
         indices = [index for index, (_, shape) in enumerate(begun.members.key) if shape]
         utilities = dict(zip(indices, utilities_at(price, [histories[index] for index in indices]), strict=True))
+        together = sum(utilities.values())
         reading = {index: price.missed_row * max(0.0, num_missing[index] - price.rows_read) for index in indices}
         for index in indices:
             utilities[index] -= reading[index] / self.stay.steps_left(histories[index].num_idle)
@@ -124,13 +126,11 @@ class DrafterChoice:
         num_drafters = worth.index(max(worth))
         best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
         is_hopeless = not num_drafters and gains[best] <= HOPELESS * price.starts[best]
-        drafters, tries = indices[:num_drafters], {}
-        if not num_drafters and not is_hopeless:
-            cost = sum(reading[index] for index in indices[:best]) - worth[best]
-            if self._affords(cost / price.rate):
-                drafters = indices[:best]
-                tries = dict.fromkeys(drafters, cost / price.rate / best)
-        tries |= self._tries_of(begun, indices[len(drafters) :], len(drafters), reading)
+        drafters = indices[:num_drafters]
+        tries = self._tries_of(begun, indices[num_drafters:], num_drafters, reading)
+        if not num_drafters and self._affords_trial(price, len(indices), together, sum(reading.values())):
+            self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, 0
+            return self._trial(begun)
         drafters = sorted({*drafters, *tries})
         self._hold(
             are_any=bool(drafters),
@@ -147,14 +147,25 @@ class DrafterChoice:
         for index in idle:
             histories[index].num_idle += 1 + self.num_rested
         due = [index for index in idle if histories[index].num_idle >= histories[index].wait]
-        if not due or not price.pays(price.utility(HOPED_FOR).mean()):
-            return {}
-        tries = due[:TRIES_AT_ONCE]
-        cost = price.first_levels[num_drafters + len(tries)] - price.first_levels[num_drafters]
-        if not num_drafters:
-            cost += (LEVELS_OF_A_SAMPLE - 1) * price.level.up_to(len(tries))[-1]
-        costs = {index: (reading[index] + cost / len(tries)) / price.rate for index in tries}
-        return costs if self._affords(sum(costs.values())) else {}
+        tries: dict[int, float] = {}
+        if num_drafters and due and price.pays(price.utility(HOPED_FOR).mean()):
+            for index in due:
+                num_others = num_drafters + len(tries)
+                cost = (reading[index] + price.first_levels[num_others + 1] - price.first_levels[num_others]) / price.rate
+                if self._affords(cost):
+                    tries[index] = cost
+        return tries
+
+    def _affords_trial(self, price: Price, count: int, together: float, reading: float) -> bool:
+        """Where nobody drafts, whether all should for some steps. Drafts of a few would say less for more: all share what each
+        costs, and mostly gain what they take. together: what their drafts are believed to be worth."""
+        if not count or not price.pays(price.utility(HOPED_FOR).mean()):
+            return False
+        shortfall = max(0.0, price.starts[count] - together) + (LEVELS_OF_A_TRIAL - 1) * price.level.up_to(count)[-1]
+        return self._affords((reading + STEPS_OF_A_TRIAL * shortfall) / price.rate)
+
+    def _trial(self, begun: Decision) -> Decision:
+        return replace(begun, drafters=[index for index, (_, shape) in enumerate(begun.members.key) if shape], is_trial=True)
 
     def _hold(self, *, are_any: bool, are_all: bool, is_hopeless: bool, is_clear: bool) -> None:
         """For how many steps nobody is asked. are_all: all draft, and none as a try."""
