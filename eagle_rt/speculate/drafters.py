@@ -91,7 +91,8 @@ class DrafterChoice:
     def forget(self) -> None:
         """One has left, another may take its place."""
         self.stay.add_end()
-        if self.unknown_may_draft != bool(self._last and self._last.drafters):
+        last = self._last
+        if not (last and last.is_trial) and self.unknown_may_draft != bool(last and last.drafters):
             self.num_unasked = self.num_rested = 0
 
     def _begun(self, sequences: Sequence[HostSequence]) -> Decision:
@@ -101,7 +102,9 @@ class DrafterChoice:
 
     def _is_as_asked(self, last: Decision, sequences: Sequence[HostSequence]) -> bool:
         """Both a rest and drafts of all go on while one leaves and the next one's prompt is read, until too many have."""
-        if last.drafters and not last.is_trial and not (self.unknown_may_draft and all(own.bounds for own in sequences)):
+        if last.is_trial:
+            return True
+        if last.drafters and not (self.unknown_may_draft and all(own.bounds for own in sequences)):
             return self._book.of(sequences) is last.members
         return 4 * abs(len(sequences) - len(last.members)) <= len(last.members)
 
