@@ -125,8 +125,8 @@ class Runner:
         return result
 
     def _prefill_on_host(self, plan: StepPlan, stepper: HostStepper) -> list[int]:
-        """As `_prefill`, but the head reads later, together with what the others' last drafts have gained, when it drafts: a pass of
-        its own would cost more, and if it never drafts it need not read."""
+        """As `_prefill`, but the head reads later, when it drafts, with what other texts have gained: a pass of its own would cost
+        more, and if it never drafts it need not read."""
         chunks = plan.chunks
         batch = prefill_batch(chunks, self._page_size, self._device)
         output = stepper.target.forward(batch, stepper.pool, self.stepper.backend, stepper.feature_layers)

@@ -214,10 +214,7 @@ class AdaptivePlan:
             history = self._members.histories[index]
             history.add(promises[index])
             if history.num_idle:
-                has_failed = not self._price.pays(self._price.utility(history.own.latest[: history.own.num_known]).mean())
-                history.tried(has_failed)
-                if not has_failed:
-                    self._policy.choice.refund(self._decision.tries.get(index, 0.0))
+                history.tried(not self._price.pays(self._price.utility(history.own.latest[: history.own.num_known]).mean()))
 
     def _learn_acceptance(self, record: StepRecord) -> None:
         members, labels, kept = self._members, record.is_accepted(), record.candidates[record.kept]

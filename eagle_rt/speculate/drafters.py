@@ -21,24 +21,22 @@ MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31
 # After one in which all drafted some do so without asking, more where that was worth so many times its price.
 NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 3, 7, 1.25
 # Tries of sequences that do not draft, and trials of all where none does: their share of the time, which is saved up for so many
-# steps, and how much of what a try took is given back to one that shows that drafts would pay. More would find new texts sooner,
-# and believe more often in a few good drafts among poor ones.
-TRY_SHARE, MOST_STEPS_ALLOWED_FOR, REFUND = 0.01, 1024, 0.5
+# steps. More would find new texts sooner, and cost more where nothing pays.
+TRY_SHARE, MOST_STEPS_ALLOWED_FOR = 0.01, 1024
 # How long a trial is, and how deep its drafts are at least.
 STEPS_OF_A_TRIAL, LEVELS_OF_A_TRIAL = 4, 2
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Who of a batch drafts, and what time costs it. drafters: numbers of members, ascending; tries: those of them that would not
-    draft but for what that shows, and what that costs, in milliseconds; worth: tokens that the drafts of the others are expected to
-    gain beyond their price, once the head has read what it missed; is_trial: all draft, though that is not believed to pay."""
+    """Who of a batch drafts, and what time costs it. drafters: numbers of members, ascending; worth: tokens that their drafts are
+    expected to gain beyond their price, once the head has read what it missed; is_trial: all draft, though that is not believed to
+    pay."""
 
     members: Members
     conditions: Conditions
     price: Price
     drafters: list[int]
-    tries: dict[int, float]
     worth: float = 0.0
     is_trial: bool = False
 
@@ -84,10 +82,6 @@ class DrafterChoice:
         """Some of the time goes into drafts of sequences that do not draft otherwise."""
         self.allowance_ms = min(self.allowance_ms + TRY_SHARE * step_ms, TRY_SHARE * MOST_STEPS_ALLOWED_FOR * step_ms)
 
-    def refund(self, ms: float) -> None:
-        """A try has shown that drafts would pay: the next one follows soon, and shows whether they would for others."""
-        self.allowance_ms += REFUND * ms
-
     def forget(self) -> None:
         """One has left, another may take its place."""
         self.stay.add_end()
@@ -98,7 +92,7 @@ class DrafterChoice:
     def _begun(self, sequences: Sequence[HostSequence]) -> Decision:
         """Nobody drafts so far."""
         conditions = conditions_of(sequences)
-        return Decision(self._book.of(sequences), conditions, self._prices.at(conditions), [], {})
+        return Decision(self._book.of(sequences), conditions, self._prices.at(conditions), [])
 
     def _is_as_asked(self, last: Decision, sequences: Sequence[HostSequence]) -> bool:
         """Both a rest and drafts of all go on while one leaves and the next one's prompt is read, until too many have."""
@@ -115,7 +109,7 @@ class DrafterChoice:
         return replace(self._begun(sequences), drafters=list(range(len(sequences))), worth=worth)
 
     def _with_drafters(self, begun: Decision, num_missing: Sequence[int]) -> Decision:
-        """The more share a first level, the cheaper it is. With them go tries, of those that nearly pay and of others."""
+        """The more share a first level, the cheaper it is."""
         price, histories = begun.price, begun.members.histories
         indices = [index for index, (_, shape) in enumerate(begun.members.key) if shape]
         utilities = dict(zip(indices, utilities_at(price, [histories[index] for index in indices]), strict=True))
@@ -130,11 +124,10 @@ class DrafterChoice:
         best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
         is_hopeless = not num_drafters and gains[best] <= HOPELESS * price.starts[best]
         drafters = indices[:num_drafters]
-        tries = self._tries_of(begun, indices[num_drafters:], num_drafters, reading)
+        drafters += self._tries_of(begun, indices[num_drafters:], num_drafters, reading)
         if not num_drafters and self._affords_trial(price, len(indices), together, sum(reading.values())):
             self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, 0
             return self._trial(begun)
-        drafters = sorted({*drafters, *tries})
         self._hold(
             are_any=bool(drafters),
             are_all=num_drafters == len(begun.members),
@@ -142,21 +135,21 @@ class DrafterChoice:
             is_clear=gains[-1] > CLEARLY_WORTH_IT * price.starts[-1],
         )
         read = sum(reading[index] / self.stay.steps_left(histories[index].num_idle) for index in indices[:num_drafters])
-        return replace(begun, drafters=drafters, tries=tries, worth=worth[num_drafters] + read)
+        return replace(begun, drafters=sorted(drafters), worth=worth[num_drafters] + read)
 
-    def _tries_of(self, begun: Decision, idle: list[int], num_drafters: int, reading: dict[int, float]) -> dict[int, float]:
-        """Of those that have been idle for long. What a draft promises shows before anything is verified."""
+    def _tries_of(self, begun: Decision, idle: list[int], num_drafters: int, reading: dict[int, float]) -> list[int]:
+        """Those that draft beside others for what that shows, of those that have been idle for long."""
         price, histories = begun.price, begun.members.histories
         for index in idle:
             histories[index].num_idle += 1 + self.num_rested
         due = [index for index in idle if histories[index].num_idle >= histories[index].wait]
-        tries: dict[int, float] = {}
+        tries: list[int] = []
         if num_drafters and due and price.pays(price.utility(HOPED_FOR).mean()):
             for index in due:
                 num_others = num_drafters + len(tries)
                 cost = (reading[index] + price.first_levels[num_others + 1] - price.first_levels[num_others]) / price.rate
                 if self._affords(cost):
-                    tries[index] = cost
+                    tries.append(index)
         return tries
 
     def _affords_trial(self, price: Price, count: int, together: float, reading: float) -> bool:

@@ -88,7 +88,6 @@ class DraftHistory:
         self.own.add(promises)
         self.common.add(promises)
 
-
     def tried(self, has_failed: bool) -> None:
         """It has drafted for what that shows, as it does in the steps that follow, until that is enough."""
         self.num_idle, self.num_tried = 0, self.num_tried + 1

@@ -120,15 +120,17 @@ def test_the_pace_is_that_of_the_latest_steps() -> None:
 
 def test_how_long_sequences_stay() -> None:
     stay = Stay()
-    assert stay.steps_left == FIRST_STAY / 2
+    assert stay.steps_left(0) == FIRST_STAY
+    assert stay.steps_left(10) == FIRST_STAY - 10
+    assert stay.steps_left(1000) == FIRST_STAY / 2, "some stay for longer"
     for _ in range(300):
         for _ in range(25):
             stay.add_step(num_sequences=4)
         stay.add_end()
-    assert stay.steps_left == pytest.approx(50.0, rel=0.05)
+    assert stay.num_steps == pytest.approx(100.0, rel=0.05)
     for _ in range(100_000):
         stay.add_step(num_sequences=4)
-    assert stay.steps_left > 1000, "nobody leaves any more"
+    assert stay.steps_left(100) > 1000, "nobody leaves any more"
 
 
 def test_prices_are_worked_out_anew_now_and_then() -> None:
