@@ -69,6 +69,7 @@ def points(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, mode
                 sampling = SamplingParams(
                     temperature=temperature, seed=args.seed, max_new_tokens=args.max_new_tokens, ignore_eos=dataset == HOSTILE
                 )
+                settle(cores[-1], workload(dataset, args, info, 4 * batch_size, first=100).prompts, sampling, args.settle_seconds)
                 measurements = [Measurement(setting) for setting in settings]
                 for _ in range(args.repeats):
                     for measurement, core, rate in zip(measurements, cores, full_rates(cores, prompts, sampling), strict=True):
@@ -78,6 +79,13 @@ def points(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, mode
                 print(line(results[-1]), flush=True)
                 progress.update()
     return results
+
+
+def settle(core: EngineCore, prompts: list[list[int]], sampling: SamplingParams, seconds: float) -> None:
+    """Other prompts of the same kind for so long, for what an engine learns while its load stays the same."""
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        generate(core, prompts, replace(sampling, seed=1000))
 
 
 def point(batch_size: int, dataset: str, temperature: float, measurements: list[Measurement]) -> dict[str, Any]:
@@ -302,6 +310,7 @@ def main() -> None:
     parser.add_argument("--prompts-per-slot", type=int, default=3, help="prompts of a point, for each sequence of its batch")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--settle-seconds", type=float, default=10.0, help="of adaptive trees, before each point")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--phases", type=int, default=6)
     parser.add_argument("--phase-seconds", type=float, default=4.0)
