@@ -3,7 +3,7 @@
 # While steps draft, one in so many does not, fewer where drafts clearly pay; drafts that gain less than steps without
 # them over so many steps are stopped for a while, which doubles while they go on failing.
 DRAFTS_A_PLAIN_STEP, DRAFTS_A_PLAIN_STEP_WHERE_CLEAR, CLEAR_GAIN = 16, 64, 1.1
-GUARD_MEMORY, NUM_JUDGED, LEAST_GAIN, FIRST_BAN, LONGEST_BAN = 0.98, 16, 0.97, 64, 1024
+GUARD_MEMORY, NUM_JUDGED, LEAST_GAIN, FIRST_BAN, LONGEST_BAN = 0.98, 16, 0.92, 64, 1024
 # So many steps without drafts are a pause.
 PAUSE = 8
 
