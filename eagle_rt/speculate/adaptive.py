@@ -4,8 +4,8 @@ The price of time is the rate at which the engine has been gaining tokens, `rate
 to gain more than rate * x tokens. With that price every choice of a step can be made by itself (Dinkelbach's method for
 fractions), and all requests' candidates compete for the same time:
 
-- whether a sequence drafts at all, by what its last drafts promised, against catching its head up and drafting a first level
-  (`drafters.py`);
+- whether a sequence drafts at all, by what its last drafts promised and drafts have gained beyond that, against catching its head
+  up and drafting a first level (`drafters.py`);
 - under which nodes another level is drafted, and whether it is drafted at all, against its rows;
 - how many nodes are verified, the likeliest first, against what each more row costs the target.
 """
@@ -26,7 +26,7 @@ from eagle_rt.speculate.compiled import (
     worth_verifying,
 )
 from eagle_rt.speculate.costs import Conditions, StepCosts
-from eagle_rt.speculate.drafters import LEVELS_OF_A_TRIAL, Decision, DrafterChoice
+from eagle_rt.speculate.drafters import LARGE_BATCH, LEVELS_OF_A_LESSON, Decision, DrafterChoice
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.guard import Guard
 from eagle_rt.speculate.members import MembersBook, conditions_of
@@ -36,8 +36,8 @@ from eagle_rt.speculate.promises import FIRST_CHANCES, promises_of
 from eagle_rt.speculate.sequences import HostSequence
 
 # Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth, which takes time itself:
-# fewer in batches of so many sequences at least, each of which teaches as much.
-NUM_FIRST_LESSONS, STEPS_A_LESSON, STEPS_A_LARGE_LESSON, LARGE_BATCH = 64, 4, 8, 8
+# fewer in large batches, each of whose sequences teaches as much.
+NUM_FIRST_LESSONS, STEPS_A_LESSON, STEPS_A_LARGE_LESSON = 64, 4, 8
 # How fast it is forgotten what children have gained, for each parent.
 CHILD_RATE = 0.03
 # How many more nodes than there are so far a tree with another level may have.
@@ -116,7 +116,7 @@ class RestingPlan(FixedPlan):
         steps = self._policy.prices.steps(conditions_of(self._sequences))
         steps.add(1.0, 1.0)
         steps.add_worth(None)
-        self._policy.choice.allow_tries(record.parts[-1].ms)
+        self._policy.choice.allow_tries(len(self._sequences), record.parts[-1].ms)
 
 
 class AdaptivePlan:
@@ -159,9 +159,10 @@ class AdaptivePlan:
         chances = newest.values
         if depth >= members.least_steps:
             chances = np.where(depth < members.bounds.num_steps[newest.owners], chances, 0.0)
-        if self._decision.is_trial and depth < LEVELS_OF_A_TRIAL:
-            # Also below what is not believed to be worth it.
-            return best_places(descending(chances), newest.owners, np.minimum(1, members.bounds.top_ks))
+        is_deep = self._decision.is_trial or (self._teaches and len(members) >= LARGE_BATCH)
+        if is_deep and depth < LEVELS_OF_A_LESSON:
+            # Also below what is not believed to be worth it: only what is drafted shows what lower levels promise.
+            return best_places(descending(chances), newest.owners, (members.bounds.num_steps > depth).astype(np.int64))
         verify = price.verify.up_to(len(self._chances) + MORE_NODES)
         level = price.level.up_to(len(newest))
         children, top_ks = self._policy.children[depth], members.bounds.top_ks
@@ -190,7 +191,7 @@ class AdaptivePlan:
             if not self._decision.is_trial:
                 steps.add_worth(self._worth_beyond(record, step_ms) if self.drafters else None)
             policy.guard(conditions).saw(bool(self.drafters), gained, step_ms / self._price.plain_ms)
-        policy.choice.allow_tries(total_ms)
+        policy.choice.allow_tries(batch_size, total_ms)
         if self.drafters and self._teaches:
             self._learn_promises(record)
             self._learn_acceptance(record)

@@ -1,7 +1,7 @@
 """Which sequences of a batch draft: those whose drafts together gain most beyond the price of a first level, if any do.
 
-That is not asked anew in every step. And since sequences that do not draft show nothing, some are tried now and then, in a small
-share of the time.
+That is not asked anew in every step. And since sequences that do not draft show nothing, some are tried beside others now and
+then, and all where none drafts, in a small share of the time.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,12 @@ HOPELESS = 0.8
 MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31, 3, 8
 # After one in which all drafted some do so without asking, more where that was worth so many times its price.
 NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 3, 7, 1.25
-# Tries of sequences that do not draft, and trials of all where none does: their share of the time, which is saved up for so many
-# steps. More would find new texts sooner, and cost more where nothing pays.
-TRY_SHARE, MOST_STEPS_ALLOWED_FOR = 0.01, 1024
-# How long a trial is, and how deep its drafts are at least.
-STEPS_OF_A_TRIAL, LEVELS_OF_A_TRIAL = 4, 2
+# Tries of sequences that do not draft, and trials of all where none does: their share of the time, more in batches of so many
+# sequences at least, where a trial takes longer than a step; it is saved up for so many steps. More would find new texts sooner,
+# and cost more where nothing pays.
+TRY_SHARE, LARGE_TRY_SHARE, LARGE_BATCH, MOST_STEPS_ALLOWED_FOR = 0.01, 0.02, 8, 1024
+# How long a trial is; and how deep its drafts are at least, and those of large batches from which is learned.
+STEPS_OF_A_TRIAL, LEVELS_OF_A_LESSON = 4, 2
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,10 @@ class DrafterChoice:
         common, _ = self._book.common[is_sampled].utility(price)
         return price.pays(common - price.missed_row * num_rows / self.stay.num_steps)
 
-    def allow_tries(self, step_ms: float) -> None:
+    def allow_tries(self, batch_size: int, step_ms: float) -> None:
         """Some of the time goes into drafts of sequences that do not draft otherwise."""
-        self.allowance_ms = min(self.allowance_ms + TRY_SHARE * step_ms, TRY_SHARE * MOST_STEPS_ALLOWED_FOR * step_ms)
+        allowed_ms = (TRY_SHARE if batch_size < LARGE_BATCH else LARGE_TRY_SHARE) * step_ms
+        self.allowance_ms = min(self.allowance_ms + allowed_ms, MOST_STEPS_ALLOWED_FOR * allowed_ms)
 
     def forget(self) -> None:
         """One has left, another may take its place."""
@@ -157,7 +159,7 @@ class DrafterChoice:
         costs, and mostly gain what they take. together: what their drafts are believed to be worth."""
         if not count or not price.pays(price.utility(HOPED_FOR).mean()):
             return False
-        shortfall = max(0.0, price.starts[count] - together) + (LEVELS_OF_A_TRIAL - 1) * price.level.up_to(count)[-1]
+        shortfall = max(0.0, price.starts[count] - together) + (LEVELS_OF_A_LESSON - 1) * price.level.up_to(count)[-1]
         return self._affords((reading + STEPS_OF_A_TRIAL * shortfall) / price.rate)
 
     def _trial(self, begun: Decision) -> Decision:

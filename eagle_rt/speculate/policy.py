@@ -65,8 +65,8 @@ class TreePolicy(Protocol):
         ...
 
     def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
-        """Whether a sequence that makes them so many would probably draft, so that the head reads its prompt along with the target:
-        num_rows. is_sampled: its temperature is above 0."""
+        """Whether a new sequence that makes them so many, with a prompt of num_rows, would probably draft, so that what was cached
+        without the head's rows is of no use to it. is_sampled: its temperature is above 0."""
         ...
 
     def forget(self, sequence_id: str) -> None:

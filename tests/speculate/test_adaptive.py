@@ -5,11 +5,11 @@ import pytest
 from step_costs import costs
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
-from eagle_rt.speculate.adaptive import NUM_UNSETTLED, AdaptivePolicy, RestingPlan
+from eagle_rt.speculate.adaptive import NUM_FIRST_LESSONS, NUM_UNSETTLED, AdaptivePolicy, RestingPlan
 from eagle_rt.speculate.compiled import CHILD_PRICES
 from eagle_rt.speculate.costs import Conditions, Observation, StepCosts
 from eagle_rt.speculate.drafters import (
-    LEVELS_OF_A_TRIAL,
+    LEVELS_OF_A_LESSON,
     MOST_RESTING_STEPS,
     MOST_RESTING_STEPS_WHERE_NEARLY,
     NUM_UNASKED,
@@ -81,8 +81,8 @@ def test_a_first_level_is_the_cheaper_the_more_share_it() -> None:
     assert price.pays(price.utility(promises).mean())
 
 
-def test_a_prompt_is_read_along_where_the_drafts_to_come_pay_for_it() -> None:
-    """A long one only where replies are long."""
+def test_new_requests_would_draft_where_the_drafts_to_come_pay_for_reading_their_prompts() -> None:
+    """Long ones only where replies are long."""
     step_costs = costs(start=1.0, level=50.0, node=0.1)
     start = step_costs.parts["start"]
     start.knots, start.values = [1.0, 101.0], [1.0, 101.0]
@@ -189,7 +189,14 @@ def test_a_trial_is_deep_enough_and_stopped_by_nothing() -> None:
     assert nearly.guard(ONE)._num_banned == 5
     zeros = np.zeros(2, dtype=np.int64)
     assert plan.expand(level(zeros, zeros - 1, 1, np.array([0.2, 0.6]))).tolist() == [1]
-    assert not len(plan.expand(level(zeros, zeros + 1, LEVELS_OF_A_TRIAL, np.array([0.2, 0.1]))))
+    assert not len(plan.expand(level(zeros, zeros + 1, LEVELS_OF_A_LESSON, np.array([0.2, 0.1]))))
+    two = [
+        HostSequence(name, [0] * 64, range(0), 0.0, shape) for name, shape in (("x", TreeShape(1, 2, 3)), ("y", TreeShape(2, 2, 4)))
+    ]
+    nearly.choice.num_unasked, nearly.choice.allowance_ms = 0, 1e3
+    plan = nearly.begin(two, [1, 1])
+    assert plan.drafters == [0, 1]
+    assert plan.expand(level(np.array([0, 1]), zeros - 1, 1, np.array([0.9, 0.1]))).tolist() == [1], "the other may go no deeper"
 
 
 def test_one_of_many_is_tried_beside_the_others() -> None:
@@ -292,6 +299,7 @@ def test_a_level_is_worth_its_good_children(children: tuple[float, float], is_wo
     the same mean."""
     adaptive = policy(costs(start=0.01, level=0.01, node=4.0))
     adaptive.children[:] = np.maximum(0.0, np.array(children)[:, None] - CHILD_PRICES).mean(axis=0)
+    adaptive.num_drafted_steps = NUM_FIRST_LESSONS  # so that nothing is drafted to learn from
     plan = begun(adaptive, [0.0])
     nodes = level(np.zeros(1, dtype=np.int64), np.full(1, -1), 1, np.array([0.5]))
     assert len(plan.expand(nodes)) == is_worth_it

@@ -135,13 +135,10 @@ class Replay:
         self._texts = texts
 
     def _next(self) -> "Running":
-        """Its prompt is read by the target, and by the head where it will probably draft."""
+        """Its prompt is read by the target, and by the head when it drafts."""
         self._num_begun += 1
         own = Running(f"{self._num_begun}", self._texts[self._num_begun % len(self._texts)])
         self._reading_ms += self._clock.ms("verify", 1, own.num_missing)
-        if self._bounds and self._policy.wants_drafts(self._batch_size, own.num_missing, is_sampled=False):
-            self._reading_ms += self._clock.ms("start", 1, own.num_missing)
-            own.num_missing = 1
         return own
 
     def _step(self) -> tuple[int, float]:
@@ -256,7 +253,7 @@ def test_drafts_come_back() -> None:
     fixed = max(speed(FixedPolicy(None), tree) for tree in FIXED)
     seeds = (7, 8, 9, 10)
     policies = [AdaptivePolicy(measured_costs("shared"), AcceptanceEstimator(BOUNDS.num_steps), None) for _ in seeds]
-    assert sum(map(speed, policies, [BOUNDS] * 4, seeds)) / 4 > 0.95 * fixed
+    assert sum(map(speed, policies, [BOUNDS] * 4, seeds)) / 4 > 0.97 * fixed
 
 
 def test_nothing_is_compiled_while_steps_run() -> None:
