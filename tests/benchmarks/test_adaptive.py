@@ -19,7 +19,8 @@ def run(monkeypatch: pytest.MonkeyPatch, output: Path, command: str) -> dict:
 
 def test_points_compare_the_same_texts(target_dir: Path, head_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = f"--device cpu --model-path {target_dir} --speculative-draft-model-path {head_dir} --max-total-tokens 2048"
-    settings = "--datasets hostile --batch-size 2 --temperatures 0 1 --trees 2,1,3 --bounds 2,2,5 --max-new-tokens 8 --repeats 2 --settle-seconds 0"
+    settings = "--datasets hostile --batch-size 2 --temperatures 0 1 --trees 2,1,3 --bounds 2,2,5"
+    lengths = "--max-new-tokens 8 --repeats 2 --settle-seconds 0"
     progress: list[list[int]] = []
     original = adaptive.full_rates
 
@@ -37,7 +38,7 @@ def test_points_compare_the_same_texts(target_dir: Path, head_dir: Path, tmp_pat
         return original(cores, prompts, sampling)
 
     monkeypatch.setattr(adaptive, "full_rates", watched)
-    document = run(monkeypatch, tmp_path, f"points {pair} {settings}")
+    document = run(monkeypatch, tmp_path, f"points {pair} {settings} {lengths}")
     assert [row["temperature"] for row in document["rows"]] == [0, 1]
     for row in document["rows"]:
         assert set(row["tokens_per_second"]) == {"none", "fixed (2, 1, 3)", "adaptive (2, 2, 5)"}
