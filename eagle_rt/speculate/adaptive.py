@@ -17,9 +17,7 @@ import numpy as np
 from eagle_rt.speculate.acceptance import AcceptanceEstimator, Calibration, VerifiedNodes
 from eagle_rt.speculate.compiled import (
     CHILD_PRICES,
-    best_places,
     chances_of_level,
-    descending,
     gains_of_children,
     surprises_of,
     worth_expanding,
@@ -30,7 +28,7 @@ from eagle_rt.speculate.drafters import LARGE_BATCH, LEVELS_OF_A_LESSON, Decisio
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.guard import Guard
 from eagle_rt.speculate.members import MembersBook, conditions_of
-from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord
+from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, best_of_each, can_grow
 from eagle_rt.speculate.prices import PriceBook, Verified, verified
 from eagle_rt.speculate.promises import FIRST_CHANCES, promises_of
 from eagle_rt.speculate.sequences import HostSequence
@@ -156,13 +154,13 @@ class AdaptivePlan:
         depth = int(newest.depths[0]) if len(newest) else members.most_steps
         if depth >= members.most_steps:
             return NO_PLACES
-        chances = newest.values
-        if depth >= members.least_steps:
-            chances = np.where(depth < members.bounds.num_steps[newest.owners], chances, 0.0)
         is_deep = self._decision.is_trial or (self._teaches and len(members) >= LARGE_BATCH)
         if is_deep and depth < LEVELS_OF_A_LESSON:
             # Also below what is not believed to be worth it: only what is drafted shows what lower levels promise.
-            return best_places(descending(chances), newest.owners, (members.bounds.num_steps > depth).astype(np.int64))
+            return best_of_each(newest, can_grow(newest, members.bounds), np.minimum(1, members.bounds.top_ks))
+        chances = newest.values
+        if depth >= members.least_steps:
+            chances = np.where(depth < members.bounds.num_steps[newest.owners], chances, 0.0)
         verify = price.verify.up_to(len(self._chances) + MORE_NODES)
         level = price.level.up_to(len(newest))
         children, top_ks = self._policy.children[depth], members.bounds.top_ks

@@ -117,8 +117,9 @@ class DrafterChoice:
         utilities = dict(zip(indices, utilities_at(price, [histories[index] for index in indices]), strict=True))
         together = sum(utilities.values())
         reading = {index: price.missed_row * max(0.0, num_missing[index] - price.rows_read) for index in indices}
+        spread = {index: reading[index] / self.stay.steps_left(histories[index].num_idle) for index in indices}
         for index in indices:
-            utilities[index] -= reading[index] / self.stay.steps_left(histories[index].num_idle)
+            utilities[index] -= spread[index]
         indices.sort(key=utilities.__getitem__, reverse=True)
         gains = list(accumulate((utilities[index] for index in indices), initial=0.0))
         worth = [gain - start for gain, start in zip(gains, price.starts, strict=False)]
@@ -136,8 +137,8 @@ class DrafterChoice:
             is_hopeless=is_hopeless,
             is_clear=gains[-1] > CLEARLY_WORTH_IT * price.starts[-1],
         )
-        read = sum(reading[index] / self.stay.steps_left(histories[index].num_idle) for index in indices[:num_drafters])
-        return replace(begun, drafters=sorted(drafters), worth=worth[num_drafters] + read)
+        read_once = sum(spread[index] for index in indices[:num_drafters])
+        return replace(begun, drafters=sorted(drafters), worth=worth[num_drafters] + read_once)
 
     def _tries_of(self, begun: Decision, idle: list[int], num_drafters: int, reading: dict[int, float]) -> list[int]:
         """Those that draft beside others for what that shows, of those that have been idle for long."""
