@@ -10,7 +10,7 @@ import torch
 
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.prepare import slots_of
-from eagle_rt.kernels.packed_linear import makes_tiles
+from eagle_rt.kernels.packed_linear import tiles_of
 from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
 from eagle_rt.speculate.host_step import HostStepper
 from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord
@@ -78,7 +78,7 @@ def measured_costs(core: EngineCore) -> StepCosts:
     finally:
         stepper.policy = policy
     medians = [Observation(*key, statistics.median(times)) for key, times in seen.items()]
-    return fitted_costs(medians, is_tiled=makes_tiles(stepper.target.embedding))
+    return fitted_costs(medians, tiles_of(stepper.target.embedding))
 
 
 def run_step(stepper: HostStepper, core: EngineCore, batch_size: int, tree: TreeShape | None, num_missing: int) -> None:

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.config import DTYPES, EngineConfig
+from eagle_rt.kernels.processor import has_bfloat16_products
 from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import has_mtp_layer, load_head, load_mtp_head
@@ -161,11 +162,6 @@ def resolve_dtype(config: EngineConfig, spec: ModelSpec) -> torch.dtype:
         is_large = num_weights(spec) >= MIN_BFLOAT16_WEIGHTS
         return torch.bfloat16 if is_large and has_bfloat16_products() else torch.float32
     return spec.dtype if spec.dtype != torch.float32 else torch.bfloat16
-
-
-def has_bfloat16_products() -> bool:
-    """Whether this processor multiplies bfloat16 without widening it first."""
-    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
 def num_weights(spec: ModelSpec) -> int:

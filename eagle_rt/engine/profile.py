@@ -12,12 +12,13 @@ import torch
 
 from eagle_rt.config import DTYPES, EngineConfig
 from eagle_rt.engine.load import ModelInfo, head_dir, resolve_dtype
+from eagle_rt.kernels.processor import processor_name
 from eagle_rt.models.spec import model_spec, read_config
 from eagle_rt.speculate.acceptance import NUM_SHARED
 from eagle_rt.speculate.costs import StepCosts, costs_from_json
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
-FORMAT = 3
+FORMAT = 4
 # Of each file of weights, so much tells it from others.
 NUM_HASHED_BYTES = 2**20
 
@@ -65,7 +66,7 @@ class Profile:
 def subject_of(config: EngineConfig, info: ModelInfo) -> Subject:
     """`config.device` must be resolved."""
     folder = head_dir(config) or info.directory
-    device = torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    device = torch.cuda.get_device_name() if config.device == "cuda" else f"{processor_name()}, {torch.get_num_threads()} threads"
     dtype = resolve_dtype(config, model_spec(read_config(info.directory)))
     name = next(name for name, known in DTYPES.items() if known == dtype)
     return Subject(fingerprint(info.directory), fingerprint(folder, str(config.speculative_token_map)), device, name)

@@ -1,15 +1,36 @@
 """Matrix products with few rows on a CPU, where reading the weight is what costs."""
 
 import itertools
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Half-precision products are made for sixteen rows at a time. Two such tiles are slower than three while others use the memory,
-# and hardly faster otherwise (two cores of a Xeon with AMX). Where there are many rows, more of them are made at a time.
-ROW_TILE, LEAST_TILED, MANY_ROWS, MANY_ROWS_TILE = 16, 48, 512, 64
+from eagle_rt.kernels.processor import has_amx
+
+# Up to so many rows of a half-precision product are made as they are. Where there are many, so many are made at a time.
+UNTILED_ROWS, MANY_ROWS, MANY_ROWS_TILE = 16, 512, 64
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """How many rows a product is made with: whole tiles of `size`, and `least` rows at least."""
+
+    size: int
+    least: int = 0
+
+    def filled_up(self, num_rows: int) -> int:
+        if num_rows <= UNTILED_ROWS or self.size == 1:
+            return num_rows
+        size = self.size if num_rows <= MANY_ROWS else MANY_ROWS_TILE
+        return max(self.least, -(-num_rows // size) * size)
+
+
+# AMX multiplies sixteen rows at a time; two such tiles are slower than three while others use the memory, and hardly faster
+# otherwise (two cores of a Xeon). Without it every row costs (two cores of an EPYC).
+NO_TILES, AMX_TILES, SMALL_TILES = RowTiles(1), RowTiles(16, least=48), RowTiles(8)
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -24,9 +45,9 @@ def can_pack(weight: Tensor) -> bool:
 class PackedProduct:
     """x W^T + b with W [out, in] laid out once as oneDNN's kernels read it, by the operators that torch's own freezing uses.
 
-    Up to about sixteen rows cost what one does, and every row comes out nearly as it would alone. In half precision more rows
-    are filled up to whole tiles: oneDNN generates code for every number of rows that it meets, which takes longer than a small
-    product does, keeps only so much of it, and its code for odd numbers is slower.
+    Up to about sixteen rows cost little more than one does, and every row comes out nearly as it would alone. In half precision
+    more rows are filled up to whole tiles: oneDNN generates code for every number of rows that it meets, which takes longer than a
+    small product does, and keeps only so much of it; and with AMX its code for odd numbers is slower.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -34,13 +55,13 @@ class PackedProduct:
         self._number = next(_numbers)
         _products[self._number] = self
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-        self._bias, self._makes_tiles = bias, makes_tiles(weight)
+        self._bias, self._tiles = bias, tiles_of(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return torch.ops.eagle_rt.packed_linear(x, self._number, self.out_size)
         num_rows = len(x)
-        num_more = tiled_rows(num_rows) - num_rows if self._makes_tiles else 0
+        num_more = self._tiles.filled_up(num_rows) - num_rows
         if num_more:
             x = functional.pad(x, (0, 0, 0, num_more))
         product = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
@@ -51,17 +72,11 @@ class PackedProduct:
         return self._packed.to_dense()
 
 
-def makes_tiles(weight: Tensor) -> bool:
-    """Whether products with this weight are made with `tiled_rows`."""
-    return weight.dtype != torch.float32 and can_pack(weight)
-
-
-def tiled_rows(num_rows: int) -> int:
-    """How many rows a half-precision product of so many is made with."""
-    if num_rows <= ROW_TILE:
-        return num_rows
-    tile = ROW_TILE if num_rows <= MANY_ROWS else MANY_ROWS_TILE
-    return max(LEAST_TILED, -(-num_rows // tile) * tile)
+def tiles_of(weight: Tensor) -> RowTiles:
+    """With which products with this weight are made."""
+    if weight.dtype == torch.float32 or not can_pack(weight):
+        return NO_TILES
+    return AMX_TILES if has_amx() else SMALL_TILES
 
 
 # A compiler cannot hold packed weights, only their numbers.

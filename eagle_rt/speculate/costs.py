@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from eagle_rt.kernels.packed_linear import tiled_rows
+from eagle_rt.kernels.packed_linear import NO_TILES, RowTiles
 from eagle_rt.speculate.forest import Floats, Ints
 
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
@@ -22,8 +23,6 @@ NUM_PLACES, MOST_UNREAD = 28, 16
 # Costs of single sizes that are remembered.
 MOST_KNOWN = 4096
 PLACES = np.arange(NUM_PLACES)
-# How many rows products are made with, where they are filled up to whole tiles.
-TILED_ROWS = np.array([tiled_rows(num_rows) for num_rows in range(2 ** (NUM_PLACES // 2))], dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -113,12 +112,12 @@ class Correction:
 @dataclass
 class PartCost:
     """ms = batch_size * per_sequence + a function of the rows that is linear between the knots, and past the last two as between
-    them; times a correction for the conditions. is_tiled: rows are filled up to whole tiles, see `tiled_rows`."""
+    them; times a correction for the conditions. tiles: with which rows are filled up."""
 
     knots: list[float]
     values: list[float]
     per_sequence: float
-    is_tiled: bool = False
+    tiles: RowTiles = NO_TILES
     corrections: dict[tuple[int, int, bool], Correction] = field(default_factory=dict)
     machine: Moving = field(default_factory=lambda: Moving(0.0, MACHINE_MEMORY), repr=False, compare=False)
     # Of single sizes: rows filled up, and uncorrected milliseconds.
@@ -126,7 +125,7 @@ class PartCost:
 
     def ms(self, num_sequences: Ints | int, num_rows: Floats | float, conditions: Conditions) -> Floats:
         """Of a part with so many sequences and rows, in a step of these conditions."""
-        rows = filled_up(np.asarray(num_rows, dtype=np.float64), self.is_tiled)
+        rows = filled_up(np.asarray(num_rows, dtype=np.float64), self.tiles)
         correction = self.corrections.get(conditions.bucket) or self._nearest(conditions)
         expected = self.uncorrected(num_sequences, rows)
         return expected * correction.at(rows) if correction else expected
@@ -150,7 +149,7 @@ class PartCost:
         if len(self._known) == MOST_KNOWN:
             self._known.clear()
         if size not in self._known:
-            rows = filled_up(np.asarray(float(observation.num_rows)), self.is_tiled)
+            rows = filled_up(np.asarray(float(observation.num_rows)), self.tiles)
             self._known[size] = int(rows), max(1e-6, float(self.uncorrected(observation.batch_size, rows)))
         num_rows, expected = self._known[size]
         correction.move(num_rows, observation.ms / expected)
@@ -166,18 +165,27 @@ class PartCost:
         return self.corrections[min(met, key=distance)] if met else None
 
 
-def filled_up(rows: Floats, is_tiled: bool) -> Floats:
+def filled_up(rows: Floats, tiles: RowTiles) -> Floats:
     """As many rows as cost what so many do."""
-    return TILED_ROWS[np.minimum(np.ceil(rows), len(TILED_ROWS) - 1).astype(np.int64)] if is_tiled else rows
+    if tiles == NO_TILES:
+        return rows
+    table = all_filled_up(tiles)
+    return table[np.minimum(np.ceil(rows), len(table) - 1).astype(np.int64)]
 
 
-def fitted_cost(observations: Iterable[Observation], is_tiled: bool = False) -> PartCost:
+@cache
+def all_filled_up(tiles: RowTiles) -> Floats:
+    """0, 1, 2, ... rows."""
+    return np.array([tiles.filled_up(num_rows) for num_rows in range(2 ** (NUM_PLACES // 2))], dtype=np.float64)
+
+
+def fitted_cost(observations: Iterable[Observation], tiles: RowTiles = NO_TILES) -> PartCost:
     """The least squares fit to measurements of one part, of which at least one is needed; more rows never cost less."""
     points = list(observations)
-    rows = filled_up(np.array([point.num_rows for point in points], dtype=np.float64), is_tiled)
+    rows = filled_up(np.array([point.num_rows for point in points], dtype=np.float64), tiles)
     largest = int(rows.max())
     powers: Floats = np.exp2(np.arange(largest.bit_length(), dtype=np.float64))
-    knots = sorted({*filled_up(powers, is_tiled).clip(max=largest).tolist(), float(largest)})
+    knots = sorted({*filled_up(powers, tiles).clip(max=largest).tolist(), float(largest)})
     batch_sizes = np.array([point.batch_size for point in points], dtype=np.float64)
     hats = np.stack([np.interp(rows, knots, unit) for unit in np.eye(len(knots))], axis=1)
     ms = np.array([point.ms for point in points])
@@ -189,7 +197,7 @@ def fitted_cost(observations: Iterable[Observation], is_tiled: bool = False) -> 
     system = design.T @ design + smooth.T @ smooth / ms.mean() ** 2 + 1e-9 * np.eye(design.shape[1])
     *steps, per_sequence = solved_without_negatives(system, design.sum(axis=0)).tolist()
     values = np.maximum(np.cumsum(steps), 1e-6)
-    return PartCost(knots, values.tolist(), per_sequence, is_tiled)
+    return PartCost(knots, values.tolist(), per_sequence, tiles)
 
 
 def solved_without_negatives(system: Floats, right: Floats) -> Floats:
@@ -226,7 +234,7 @@ class StepCosts:
 
     def filled_up(self, num_rows: Floats) -> Floats:
         """As many rows as cost what num_rows do."""
-        return filled_up(num_rows, self.parts["verify"].is_tiled)
+        return filled_up(num_rows, self.parts["verify"].tiles)
 
     def ms(self, part: str, num_sequences: Ints | int, num_rows: Floats | float, conditions: Conditions) -> Floats:
         return self.parts[part].ms(num_sequences, num_rows, conditions)
@@ -236,7 +244,7 @@ class StepCosts:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            name: {"knots": part.knots, "values": part.values, "per_sequence": part.per_sequence, "is_tiled": part.is_tiled}
+            name: {"knots": part.knots, "values": part.values, "per_sequence": part.per_sequence, "tiles": asdict(part.tiles)}
             for name, part in self.parts.items()
         }
 
@@ -247,17 +255,19 @@ def costs_from_json(document: dict[str, Any]) -> StepCosts:
     for name in PARTS:
         part = document[name]
         knots, values = [float(knot) for knot in part["knots"]], [float(value) for value in part["values"]]
+        tiles = RowTiles(int(part["tiles"]["size"]), int(part["tiles"]["least"]))
         if (
             not knots
             or len(knots) != len(values)
             or sorted(set(knots)) != knots
             or not np.isfinite(values).all()
             or min(values) <= 0
+            or min(tiles.size, tiles.least + 1) < 1
         ):
             raise ValueError(f"the costs of {name} are no table: {part}")
-        parts[name] = PartCost(knots, values, float(part["per_sequence"]), bool(part["is_tiled"]))
+        parts[name] = PartCost(knots, values, float(part["per_sequence"]), tiles)
     return StepCosts(parts)
 
 
-def fitted_costs(observations: list[Observation], is_tiled: bool = False) -> StepCosts:
-    return StepCosts({name: fitted_cost((point for point in observations if point.part == name), is_tiled) for name in PARTS})
+def fitted_costs(observations: list[Observation], tiles: RowTiles = NO_TILES) -> StepCosts:
+    return StepCosts({name: fitted_cost((point for point in observations if point.part == name), tiles) for name in PARTS})

@@ -3,7 +3,7 @@ import torch
 from scipy import stats
 
 from eagle_rt.kernels.noise import gumbel_noise
-from eagle_rt.kernels.packed_linear import PackedProduct, can_pack
+from eagle_rt.kernels.packed_linear import AMX_TILES, NO_TILES, SMALL_TILES, PackedProduct, can_pack
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
@@ -31,6 +31,13 @@ def test_packed_products_equal_plain_ones(num_rows: int, dtype: torch.dtype) -> 
     torch.testing.assert_close(PackedProduct(weight, None)(x).double(), expected, **tolerance)
     torch.testing.assert_close(PackedProduct(weight, bias)(x).double(), expected + bias, **tolerance)
     assert torch.equal(PackedProduct(weight, bias).unpacked(), weight)
+
+
+def test_rows_are_filled_up_to_whole_tiles() -> None:
+    numbers = (1, 15, 16, 17, 24, 25, 40, 49, 512, 513)
+    assert [NO_TILES.filled_up(number) for number in numbers] == list(numbers)
+    assert [SMALL_TILES.filled_up(number) for number in numbers] == [1, 15, 16, 24, 24, 32, 40, 56, 512, 576]
+    assert [AMX_TILES.filled_up(number) for number in numbers] == [1, 15, 16, 48, 48, 48, 48, 64, 512, 576]
 
 
 def test_rotate_turns_complex_pairs() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from eagle_rt.kernels.packed_linear import tiled_rows
+from eagle_rt.kernels.packed_linear import AMX_TILES, NO_TILES, RowTiles
 from eagle_rt.speculate import compiled
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
@@ -88,16 +88,19 @@ def made_up_texts(sureness: float) -> list[list[Forest]]:
     return texts
 
 
+def tiles_of(model: str) -> RowTiles:
+    return AMX_TILES if model == "tiled" else NO_TILES
+
+
 class Clock:
     def __init__(self, model: str, seed: int) -> None:
         self._times, self._rng = TIMES[model], np.random.default_rng(seed)
-        self._is_tiled = model == "tiled"
+        self._tiles = tiles_of(model)
 
     def ms(self, part: str, batch_size: int, num_rows: int) -> float:
         """Other programs make a part a little longer than it would be, whatever its size."""
         rows, times, each = self._times[part]
-        if self._is_tiled:
-            num_rows = tiled_rows(num_rows)
+        num_rows = self._tiles.filled_up(num_rows)
         noise = abs(self._rng.standard_normal())
         return float(np.interp(num_rows, rows, times)) + each * batch_size + 0.1 * noise * times[0]
 
@@ -219,7 +222,7 @@ def measured_costs(model: str) -> StepCosts:
             for each in (1, 2, 4, 8):
                 times = [clock.ms(part, batch_size, each * batch_size) for _ in range(3)]
                 observations.append(Observation(part, batch_size, each * batch_size, float(np.median(times))))
-    return fitted_costs(observations, is_tiled=model == "tiled")
+    return fitted_costs(observations, tiles_of(model))
 
 
 @pytest.mark.parametrize("sureness", [0.8, 0.6, 0.3, 0.05])

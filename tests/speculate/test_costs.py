@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from eagle_rt.kernels.packed_linear import AMX_TILES, SMALL_TILES, RowTiles
 from eagle_rt.speculate.costs import Conditions, Observation, PartCost, costs_from_json, fitted_cost, fitted_costs
 
 
@@ -49,10 +50,17 @@ def test_a_jump_between_two_numbers_of_rows_is_met(batch_sizes: tuple[int, ...])
 
 def test_rows_are_filled_up_to_whole_tiles() -> None:
     by_tiles = {1: 50.0, 16: 52.0, 48: 60.0, 64: 66.0, 128: 100.0}
-    cost = fitted_cost([Observation("verify", 4, rows, ms) for rows, ms in by_tiles.items()], is_tiled=True)
+    cost = fitted_cost([Observation("verify", 4, rows, ms) for rows, ms in by_tiles.items()], AMX_TILES)
     for num_rows, tiles in ((17, 48), (40, 48), (49, 64), (113, 128)):
         assert float(cost.ms(4, num_rows, when(4))) == pytest.approx(by_tiles[tiles], rel=0.02)
     assert float(cost.ms(4, 65, when(4))) == float(cost.ms(4, 80, when(4))) > 1.05 * by_tiles[64]
+
+
+@pytest.mark.parametrize("tiles", [AMX_TILES, SMALL_TILES])
+def test_tiles_are_kept_on_disk(tiles: RowTiles) -> None:
+    costs = fitted_costs([*measured("start"), *measured("level"), *measured("verify")], tiles)
+    again = costs_from_json(json.loads(json.dumps(costs.to_json())))
+    assert again.filled_up(np.array([20.0])).tolist() == [tiles.filled_up(20)]
 
 
 def test_it_follows_a_machine_that_slows_down() -> None:

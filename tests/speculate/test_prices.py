@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from step_costs import costs
 
+from eagle_rt.kernels.packed_linear import AMX_TILES
 from eagle_rt.speculate.costs import Conditions
 from eagle_rt.speculate.prices import FIRST_STAY, Pace, Price, PriceBook, RecentSteps, Stay, Verified, verified
 
@@ -35,7 +36,7 @@ def test_lists_of_prices_are_what_the_costs_say() -> None:
 def test_rows_that_fill_one_tile_have_a_price() -> None:
     """In half precision the second row costs what the tenth does."""
     tiled = costs(start=0.1, level=0.1, node=0.1)
-    tiled.parts["verify"].is_tiled = True
+    tiled.parts["verify"].tiles = AMX_TILES
     with np.errstate(all="raise"):
         prices = [Price(tiled, Pace(), Conditions(batch_size, 64.0, is_sampled=False)) for batch_size in range(1, 40)]
     assert all(0 < price.node < 0.5 for price in prices)

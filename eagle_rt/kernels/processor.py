@@ -1,0 +1,33 @@
+"""What kind of CPU this is, on which it depends which products are fast."""
+
+import platform
+from functools import cache
+from pathlib import Path
+
+import torch
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+@cache
+def processor_name() -> str:
+    """As its maker calls it, where the system says so."""
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+@cache
+def is_intel() -> bool:
+    """For which MKL is made, by which torch multiplies plain float32 matrices."""
+    return "Intel" in processor_name()
+
+
+def has_amx() -> bool:
+    """Whether it multiplies whole tiles of half-precision numbers."""
+    return torch.cpu._is_amx_tile_supported()
+
+
+def has_bfloat16_products() -> bool:
+    """Whether it multiplies bfloat16 without widening it first."""
+    return has_amx() or torch.cpu._is_avx512_bf16_supported()
