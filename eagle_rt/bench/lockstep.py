@@ -7,8 +7,9 @@ from dataclasses import replace
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.request import SamplingParams
 
-# Replies are so many times as long as is asked for. Were all alike, only plain decoding would read all prompts of a batch at once.
-LENGTHS = (0.5, 1.25, 0.75, 1.5, 1.0)
+# Replies are as long as is asked for, more or less by up to a half, and hardly two alike: else plain decoding would end several in
+# the same step, and read the prompts of those that follow in one pass, as no load does by itself.
+SHORTEST, GOLDEN_RATIO = 0.5, 0.618034
 LONGEST_STEP = 5.0
 
 
@@ -60,8 +61,8 @@ def is_full(core: EngineCore) -> bool:
 
 def reply_length(num_tokens: int, number: int) -> int:
     """Of the reply to prompt `number` where replies shall have about so many tokens."""
-    return round(num_tokens * LENGTHS[number % len(LENGTHS)])
+    return round(num_tokens * (SHORTEST + number * GOLDEN_RATIO % 1.0))
 
 
 def longest_reply(num_tokens: int) -> int:
-    return round(num_tokens * max(LENGTHS))
+    return round(num_tokens * (SHORTEST + 1.0))

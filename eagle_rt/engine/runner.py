@@ -143,8 +143,7 @@ class Runner:
                 stepper.drafter.rows.add(request.id, output.features[batch.query_starts[b] : batch.query_starts[b + 1]])
                 if not stepper.drafter.rows[request.id].is_lost:
                     reading.append(prefilled_sequence(chunk, next_token, self._page_size))
-        if reading and stepper.waits_too_much:
-            stepper.drafter.catch_up(reading)
+        stepper.read_on(reading)
         self.clock.mark("prefill")
         return tokens
 

@@ -24,8 +24,9 @@ from eagle_rt.speculate.sampler import SamplingBatch, target_choice
 from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
 from eagle_rt.speculate.simulate import simulated_paths
 
-# Features that wait for the head take no more memory than this.
-MOST_WAITING_BYTES = 256 * 2**20
+# Features that wait for the head take no more memory than this. And of one text no more than so many rows wait, beyond which a
+# pass of their own costs the head little, and a step with all of them would keep others waiting.
+MOST_WAITING_BYTES, MOST_WAITING_ROWS = 256 * 2**20, 2048
 # Of a step without drafts.
 NO_CANDIDATES, NO_NUMBERS, NO_LABELS = no_candidates(), np.zeros(0, dtype=np.int64), np.zeros(0)
 
@@ -79,8 +80,7 @@ class HostStepper:
             kept = plan.keep(draft.candidates)
             trees = pack(root_tokens, draft.candidates[kept], kept)
             mark("draft")
-        elif self.waits_too_much:
-            self.drafter.catch_up([sequence for sequence, count in zip(sequences, missing, strict=True) if count])
+        elif self.read_on(sequences):
             mark("extend")
 
         verify_start = draft.end if draft else time.perf_counter()
@@ -95,10 +95,14 @@ class HostStepper:
         is_broken = draft.is_broken.tolist() if draft else [False] * len(sequences)
         return HostOutcome(tokens, num_drafted, is_broken)
 
-    @property
-    def waits_too_much(self) -> bool:
-        """Whether the features that wait for the head should be read, though nothing drafts."""
-        return self.drafter.rows.num_waiting > self._most_waiting
+    def read_on(self, sequences: Sequence[HostSequence]) -> bool:
+        """Let the head read where too much waits for it, though nothing drafts. Whether it did."""
+        rows = self.drafter.rows
+        most_rows = 0 if rows.num_waiting > self._most_waiting else MOST_WAITING_ROWS
+        behind = [sequence for sequence in sequences if rows[sequence.id].num_waiting > most_rows]
+        if behind:
+            self.drafter.catch_up(behind)
+        return bool(behind)
 
     def forget(self, sequence_id: str) -> None:
         """A sequence has left."""

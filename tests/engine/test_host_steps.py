@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from engines import make_core, random_prompts, run
 
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.request import SamplingParams, SpeculativeParams
+from eagle_rt.speculate import host_step
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import PartCost, StepCosts
@@ -187,6 +189,29 @@ def test_prompts_are_read_along_for_all_that_were_let_in(target_dir: Path, head_
     assert core.runner.host_stepper
     assert set(policy.sizes) == {4}
     assert core.runner.host_stepper.drafter.rows["0"].num_made == 0
+
+
+@pytest.mark.parametrize("is_short_of_memory", [False, True])
+def test_a_head_reads_on_where_too_much_waits(
+    target_dir: Path, head_dir: Path, is_short_of_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of a long prompt, and what comes after it, though nothing drafts: all if memory is short, else what is long."""
+    monkeypatch.setattr(host_step, "MOST_WAITING_BYTES" if is_short_of_memory else "MOST_WAITING_ROWS", 20)
+    settings = SamplingParams(temperature=0, max_new_tokens=40, ignore_eos=True)
+    core = with_policy(make_core(target_dir, head_dir, TREE, chunked_prefill_size=16), FixedPolicy(0))
+    core.submit("long", list(range(5, 57)), settings)
+    core.submit("short", [5, 6], replace(settings, max_new_tokens=12))
+    assert core.runner.host_stepper
+    rows, made, waited = core.runner.host_stepper.drafter.rows, [], []
+    while core.has_work:
+        core.step()
+        if running := [request for request in core.scheduler.running if request.id == "long"]:
+            made.append(rows["long"].num_made)
+            waited.append(rows["long"].num_waiting)
+            assert made[-1] + waited[-1] == running[0].num_cached
+    assert made[1] > 0
+    assert made[-1] > 52
+    assert max(waited) <= (1 if is_short_of_memory else 20 + 1)
 
 
 def test_a_head_that_cannot_catch_up_does_not_draft(target_dir: Path, head_dir: Path) -> None:
