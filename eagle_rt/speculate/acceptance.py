@@ -8,15 +8,15 @@ import numpy as np
 from eagle_rt.speculate.compiled import LEAST_LOG_PROB, MIN_SCORE, MOST_LOG_PROB
 from eagle_rt.speculate.forest import Bools, Floats, Ints
 
-# Observations between two fits, and how many of the latest a fit looks at.
-FIT_EVERY = 256
+# Observations before the first fit, and between two, which double up to so many; and how many of the latest a fit looks at.
+FIRST_FIT, FIT_EVERY = 32, 256
 NUM_REMEMBERED = 4096
 # The head's logits are multiplied by this before they become log-probabilities: those say more about what will be accepted
 # (see docs/benchmarks.md) than its own ones.
 SHARPNESS = 2.0
 # How strongly a fit is held to the weights of the cold start, in observations.
 PRIOR_STRENGTH = 8.0
-NUM_NEWTON_STEPS = 3
+NUM_NEWTON_STEPS, MOST_HALVINGS = 3, 16
 NUM_BINS = 10
 MAX_TEMPERATURE = 2.0
 # Inputs that all depths share: the logit for greedy sequences, for sampled ones, and times the temperature; the path's score; and
@@ -94,7 +94,7 @@ class AcceptanceEstimator:
         self._labels = np.zeros(NUM_REMEMBERED)
         self._num_seen = 0
         self._unread: list[VerifiedNodes] = []
-        self._num_unfitted = 0
+        self._num_unfitted, self._num_due = 0, FIRST_FIT
 
     @property
     def calibration(self) -> Calibration:
@@ -137,9 +137,9 @@ class AcceptanceEstimator:
         """What a step has verified. Little happens until there is enough for a fit: a step takes a few milliseconds."""
         self._unread.append(nodes)
         self._num_unfitted += int(np.count_nonzero(nodes.is_asked))
-        if self._num_unfitted >= FIT_EVERY:
+        if self._num_unfitted >= self._num_due:
             self._read()
-            self._num_unfitted = 0
+            self._num_unfitted, self._num_due = 0, min(FIT_EVERY, 2 * self._num_due)
             self._fit()
 
     def _read(self) -> None:
@@ -157,14 +157,22 @@ class AcceptanceEstimator:
     def _fit(self) -> None:
         """Maximum a posteriori under a normal prior around the weights of the cold start. The weights are new ones then."""
         inputs, labels = self._inputs[: self._num_seen], self._labels[: self._num_seen]
-        weights = self.weights
+
+        def loss(weights: Floats) -> float:
+            logits = inputs @ weights
+            difference = weights - self._start
+            return float((np.logaddexp(0.0, logits) - labels * logits).sum() + 0.5 * PRIOR_STRENGTH * difference @ difference)
+
+        weights, least = self.weights, loss(self.weights)
         for _ in range(NUM_NEWTON_STEPS):
             p = logistic(inputs @ weights)
             gradient = inputs.T @ (p - labels) + PRIOR_STRENGTH * (weights - self._start)
             curvature = (inputs * (p * (1 - p))[:, None]).T @ inputs + PRIOR_STRENGTH * np.eye(len(weights))
-            weights = weights - np.linalg.solve(curvature, gradient)
-        if np.isfinite(weights).all():
-            self.weights = weights
+            step = np.linalg.solve(curvature, gradient)
+            # Where a head is sure and wrong there is hardly any curvature: whole steps would go too far, and farther each time.
+            shorter = (weights - step / 2**halvings for halvings in range(MOST_HALVINGS))
+            weights, least = next(((own, new) for own in shorter if (new := loss(own)) < least), (weights, least))
+        self.weights = weights.copy()
 
 
 def logits_of(log_probs: Floats) -> Floats:

@@ -26,7 +26,6 @@ from eagle_rt.speculate.compiled import (
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.drafters import LARGE_BATCH, LEVELS_OF_A_LESSON, Decision, DrafterChoice
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
-from eagle_rt.speculate.guard import Guard
 from eagle_rt.speculate.members import MembersBook, conditions_of
 from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, best_of_each, can_grow
 from eagle_rt.speculate.prices import PriceBook, Verified, verified
@@ -36,6 +35,7 @@ from eagle_rt.speculate.sequences import HostSequence
 # Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth, which takes time itself:
 # fewer in large batches, each of whose sequences teaches as much.
 NUM_FIRST_LESSONS, STEPS_A_LESSON, STEPS_A_LARGE_LESSON = 64, 4, 8
+SURPRISING = 0.5
 # How fast it is forgotten what children have gained, for each parent.
 CHILD_RATE = 0.03
 # How many more nodes than there are so far a tree with another level may have.
@@ -59,7 +59,6 @@ class AdaptivePolicy:
         self.choice = DrafterChoice(self.prices, self.book)
         self.num_drafted_steps = 0
         self._max_batch_size = max_batch_size
-        self._guards: dict[tuple[int, bool], Guard] = {}
         # [D, 2, P] below a node of depth d, for greedy and for sampled sequences, at each of CHILD_PRICES: the expected sum of what
         # its children's chances are above the price. Not what the mean child is above it: those that are below it are left out.
         first = np.maximum(0.0, FIRST_CHANCES[:, None] - CHILD_PRICES).mean(axis=0)
@@ -75,13 +74,6 @@ class AdaptivePolicy:
             return False
         price = self.prices.at(Conditions(max(1, batch_size), num_rows, is_sampled))
         return self.choice.unknown_pays(price, num_rows, is_sampled)
-
-    def guard(self, conditions: Conditions) -> Guard:
-        """Of batches of about this size."""
-        key = conditions.size, conditions.is_sampled
-        if key not in self._guards:
-            self._guards[key] = Guard()
-        return self._guards[key]
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         self.choice.stay.add_step(len(sequences))
@@ -127,12 +119,11 @@ class AdaptivePlan:
         self._verified: Verified | None = None
         self._chances = np.zeros(0)  # of all candidates so far
         self.drafters = decision.drafters
-        if self.drafters and not decision.is_trial and not policy.guard(decision.conditions).allows_drafts():
-            self.drafters = []
         if self.drafters:
             policy.num_drafted_steps += 1
             steps_a_lesson = STEPS_A_LESSON if len(self._members) < LARGE_BATCH else STEPS_A_LARGE_LESSON
             is_due = policy.num_drafted_steps <= NUM_FIRST_LESSONS or policy.num_drafted_steps % steps_a_lesson == 0
+            is_due |= abs(decision.price.beyond) > SURPRISING
             self._teaches = is_due or decision.is_trial or any(self._members.histories[index].num_idle for index in self.drafters)
 
     def values(self, deeper: Candidates, parent_values: Floats | None) -> Floats:
@@ -183,12 +174,11 @@ class AdaptivePlan:
         steps.add(gained, total_ms / self._price.plain_ms, len(self.drafters) / batch_size, self._verified)
         # What the head reads once, prompts above all, says nothing about the steps to come.
         reading_ms = self._reading_ms(record)
-        is_settled = not self.drafters or policy.num_drafted_steps > NUM_UNSETTLED
-        if is_settled and reading_ms < MOST_READING * total_ms:
-            step_ms = total_ms - reading_ms
-            if not self._decision.is_trial:
-                steps.add_worth(self._worth_beyond(record, step_ms) if self.drafters else None)
-            policy.guard(conditions).saw(bool(self.drafters), gained, step_ms / self._price.plain_ms)
+        is_settled = policy.num_drafted_steps > NUM_UNSETTLED and reading_ms < MOST_READING * total_ms
+        if not self.drafters:
+            steps.add_worth(None)
+        elif is_settled and not self._decision.is_trial:
+            steps.add_worth(self._worth_beyond(record, total_ms - reading_ms))
         policy.choice.allow_tries(batch_size, total_ms)
         if self.drafters and self._teaches:
             self._learn_promises(record)

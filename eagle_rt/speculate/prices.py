@@ -18,7 +18,7 @@ ROWS_OF_A_SEQUENCE, MORE_ROWS = 4.0, 8.0
 FIRST_ROWS_READ = 3.0
 # What drafts gain beyond what they promise: a single one says no more than so many tokens; it is held to nothing by so many steps;
 # and how that is forgotten while nothing drafts.
-MOST_BEYOND, BEYOND_HELD_BY, IDLE_MEMORY = 1.0, 4.0, 0.99
+MOST_BEYOND, BEYOND_HELD_BY, IDLE_MEMORY = 4.0, 4.0, 0.99
 # What a sequence costs once is spread over the steps for which it still stays: this share of the mean stay, which begins as that of
 # a few sequences with so many steps, and remembers so many of the latest.
 SHARE_LEFT, FIRST_STAY, NUM_FIRST_STAYS, STAY_MEMORY = 0.5, 32.0, 4.0, 0.98

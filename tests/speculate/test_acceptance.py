@@ -30,6 +30,18 @@ def test_it_learns_what_nodes_are_worth() -> None:
     assert ((learned - nodes.labels) ** 2).mean() < 0.95 * ((np.exp(nodes.log_probs) - nodes.labels) ** 2).mean()
 
 
+def test_a_head_that_is_sure_and_wrong_is_believed_no_longer() -> None:
+    """There Newton's steps go too far, and farther each time."""
+    rng = np.random.default_rng(0)
+    estimator = AcceptanceEstimator(max_depth=4)
+    for number in range(1, 9):
+        nodes, _ = observations(FIT_EVERY, rng)
+        log_probs = np.log(rng.choice([0.9999, 0.2, 0.01], FIT_EVERY))
+        estimator.observe(nodes._replace(log_probs=log_probs, labels=np.zeros(FIT_EVERY)))
+        inputs = estimator.inputs(log_probs, nodes.scores - nodes.log_probs, nodes.depths, nodes.temperatures)
+        assert estimator.probabilities(inputs, np.zeros(FIT_EVERY)).mean() < 0.5 / number
+
+
 def test_nodes_below_rejected_ones_say_nothing_of_themselves() -> None:
     """They count as what they were given, and were not, only in the calibration."""
     rng = np.random.default_rng(0)

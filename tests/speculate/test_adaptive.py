@@ -18,7 +18,6 @@ from eagle_rt.speculate.drafters import (
     STEPS_OF_A_TRIAL,
 )
 from eagle_rt.speculate.forest import Candidates, no_candidates
-from eagle_rt.speculate.guard import DRAFTS_A_PLAIN_STEP, FIRST_BAN, PAUSE, Guard
 from eagle_rt.speculate.policy import DraftPlan, StepRecord
 from eagle_rt.speculate.prices import BEYOND_HELD_BY, Pace, Price, RecentSteps
 from eagle_rt.speculate.promises import FIRST_PROMISES, FIRST_WAIT, NUM_OWN, CommonPromises
@@ -30,46 +29,6 @@ FREE, ONE = costs(start=0.0, level=50.0, node=0.1), Conditions(1, 64.0, is_sampl
 
 def policy(step_costs: StepCosts) -> AdaptivePolicy:
     return AdaptivePolicy(step_costs, AcceptanceEstimator(4), None)
-
-
-def drive(guard: Guard, speed_with: float, speed_without: float, num_steps: int) -> list[bool]:
-    """Which of the steps draft, where those gain so much in the same time."""
-    drafted = []
-    for _ in range(num_steps):
-        drafts = guard.allows_drafts()
-        guard.saw(drafts, speed_with if drafts else speed_without, 1.0)
-        drafted.append(drafts)
-    return drafted
-
-
-def test_drafts_that_do_not_gain_are_stopped_whatever_the_estimates_say() -> None:
-    drafted = drive(Guard(), 0.5, 1.0, 2000)
-    assert not any(drafted[24 : 24 + FIRST_BAN - 12])
-    assert sum(drafted) < 0.1 * len(drafted)
-    assert any(drafted[1000:]), "they are tried again"
-
-
-def test_drafts_that_gain_go_on() -> None:
-    assert sum(drive(Guard(), 2.0, 1.0, 1000)) > 0.97 * 1000
-    little = drive(Guard(), 1.05, 1.0, 1000)
-    assert sum(little) == pytest.approx(1000 * DRAFTS_A_PLAIN_STEP / (DRAFTS_A_PLAIN_STEP + 1), rel=0.02)
-
-
-def test_drafts_after_a_pause_are_judged_by_themselves() -> None:
-    """Those of before were for other texts."""
-    for num_plain, is_judged_anew in ((PAUSE, True), (PAUSE - 1, False)):
-        guard = Guard()
-        for drafted, speed, times in ((True, 0.3, 15), (False, 1.0, num_plain), (True, 1.2, 20)):
-            for _ in range(times):
-                guard.saw(drafted, speed, 1.0)
-        assert guard.allows_drafts() == is_judged_anew
-
-
-def test_the_guard_follows_a_change() -> None:
-    guard = Guard()
-    assert sum(drive(guard, 2.0, 1.0, 300)) > 280
-    assert sum(drive(guard, 0.5, 1.0, 300)) < 120
-    assert sum(drive(guard, 2.0, 1.0, 2000)[1000:]) > 900
 
 
 def test_a_first_level_is_the_cheaper_the_more_share_it() -> None:
@@ -177,16 +136,14 @@ def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
     assert not step(hopeless).drafters
 
 
-def test_a_trial_is_deep_enough_and_stopped_by_nothing() -> None:
-    """Neither by the guard, which judges drafts that were believed to pay, nor by what children gained in other texts."""
+def test_a_trial_is_deep_enough() -> None:
+    """Whatever children gained in other texts."""
     start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
     nearly = policy(costs(start=start, level=50.0, node=0.1))
     nearly.children[:] = 0.0
     nearly.choice.allowance_ms = 1e3
-    nearly.guard(ONE)._num_banned = 5
     plan = step(nearly)
     assert plan.drafters == [0]
-    assert nearly.guard(ONE)._num_banned == 5
     zeros = np.zeros(2, dtype=np.int64)
     assert plan.expand(level(zeros, zeros - 1, 1, np.array([0.2, 0.6]))).tolist() == [1]
     assert not len(plan.expand(level(zeros, zeros + 1, LEVELS_OF_A_LESSON, np.array([0.2, 0.1]))))

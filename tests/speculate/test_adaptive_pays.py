@@ -1,7 +1,7 @@
 """Adaptive trees against none and against fixed ones, where texts, drafts and times are made up, and the same each time."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from eagle_rt.kernels.packed_linear import AMX_TILES, NO_TILES, RowTiles
 from eagle_rt.speculate import compiled
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
-from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
+from eagle_rt.speculate.costs import Observation, PartCost, StepCosts, fitted_costs
 from eagle_rt.speculate.forest import Candidates, Floats, Ints, joined, no_candidates
 from eagle_rt.speculate.policy import FixedPolicy, StepRecord, TreePolicy, bounds_of
 from eagle_rt.speculate.sequences import HostSequence
@@ -257,6 +257,22 @@ def test_drafts_come_back() -> None:
     seeds = (7, 8, 9, 10)
     policies = [AdaptivePolicy(measured_costs("shared"), AcceptanceEstimator(BOUNDS.num_steps), None) for _ in seeds]
     assert sum(map(speed, policies, [BOUNDS] * 4, seeds)) / 4 > 0.99 * fixed
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("is_head_wrong", [True, False])
+def test_what_is_believed_wrongly_is_soon_put_right(batch_size: int, is_head_wrong: bool) -> None:
+    """A head that is sure of what is never right; and drafts that were measured to cost nothing."""
+    texts, costs = made_up_texts(0.8 if is_head_wrong else 0.3), measured_costs("small")
+    if is_head_wrong:
+        texts = [[replace(forest, is_right=np.zeros(len(forest.is_right))) for forest in text] for text in texts]
+    else:
+        for part in ("start", "level"):
+            costs.parts[part] = PartCost([1.0], [0.01], 0.0)
+    none = Replay("small", FixedPolicy(None), texts, batch_size, None).speed(1000 * batch_size)
+    replay = Replay("small", AdaptivePolicy(costs, AcceptanceEstimator(BOUNDS.num_steps), None), texts, batch_size, BOUNDS)
+    replay.speed(300 * batch_size)
+    assert replay.speed(700 * batch_size) > 0.95 * none
 
 
 def test_nothing_is_compiled_while_steps_run() -> None:
