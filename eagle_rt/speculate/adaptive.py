@@ -161,7 +161,7 @@ class AdaptivePlan:
         prices = self._price.verify.up_to(len(candidates))
         kept, count = worth_verifying(candidates.values, candidates.owners, self._members.bounds.most_drafts, prices)
         if self._teaches:
-            self._verified = verified(-np.sort(-candidates.values), prices, count, self._price.rate)
+            self._verified = verified(-np.sort(-candidates.values), prices, count, self._price.rate_of_trees)
         return kept
 
     def learn(self, record: StepRecord) -> None:
@@ -171,9 +171,8 @@ class AdaptivePlan:
             for part in record.parts:
                 policy.costs.correct(part, conditions)
         steps, gained = policy.prices.steps(conditions), record.num_gained / batch_size
-        steps.add(gained, total_ms / self._price.plain_ms, len(self.drafters) / batch_size, self._verified)
-        # What the head reads once, prompts above all, says nothing about the steps to come.
-        reading_ms = self._reading_ms(record)
+        reading_ms, plain_ms = self._reading_ms(record), self._price.plain_ms
+        steps.add(gained, total_ms / plain_ms, reading_ms / plain_ms, len(self.drafters) / batch_size, self._verified)
         is_settled = policy.num_drafted_steps > NUM_UNSETTLED and reading_ms < MOST_READING * total_ms
         if not self.drafters:
             steps.add_worth(None)

@@ -145,10 +145,11 @@ def worth_verifying(chances: Floats, owners: Ints, limits: Ints, prices: Floats)
 
 @compiled
 def worth_of_drafts(
-    promises: Floats, node: float, node_paid: float, level_row: float, level_sequence: float, any_node: float
+    promises: Floats, node: float, node_paid: float, level_row: float, level_sequence: float, any_node: float, beyond: float
 ) -> Floats:
     """[N] of the drafts of sequences, which go as deep as pays: `Price.utility` of promises [N, D, R] at these prices of a node
-    that has to be worth it, of one that is, of a row and of a sequence of each level past the first, and of anything at all."""
+    that has to be worth it, of one that is, of a row and of a sequence of each level past the first, and of anything at all; and
+    what drafts that are worth anything have gained beyond that."""
     utilities = np.zeros(len(promises))
     for draft in range(len(promises)):
         most, total = -np.inf, 0.0
@@ -159,7 +160,8 @@ def worth_of_drafts(
                     total += gain + (node - node_paid)
             total -= level_sequence if level else 0.0
             most = max(most, total)
-        utilities[draft] = max(0.0, most - any_node)
+        if most > any_node:
+            utilities[draft] = max(0.0, most - any_node + beyond)
     return utilities
 
 
@@ -202,5 +204,5 @@ def compile_all() -> None:
     gains, _ = gains_of_children(chances, two, nobody, nobody, nobody)
     worth_expanding(chances, nobody, nobody, nobody, gains, chances, np.zeros(5), np.zeros(3))
     worth_verifying(chances, nobody, nobody, np.zeros(3))
-    worth_of_drafts(best_of_levels(nobody, nobody + 1, chances, 1, 2, 2), 0.0, 0.0, 0.0, 0.0, 0.0)
+    worth_of_drafts(best_of_levels(nobody, nobody + 1, chances, 1, 2, 2), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     surprises_of(chances, nobody, nobody - 1, nobody, nothing, 1)

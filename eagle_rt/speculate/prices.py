@@ -61,11 +61,13 @@ def first_verified(costs: StepCosts, rate: float, conditions: Conditions) -> Ver
 
 @dataclass(frozen=True)
 class Pace:
-    """What similar steps have come to lately. speed: over that of plain decoding; rows_read: tokens that a sequence gains from a
-    draft, which its head has to read before the next one; verified: in steps with drafts, None before the first; beyond: tokens
-    that a draft has really gained beyond its price, less what it was said to be worth."""
+    """What similar steps have come to lately. speed: over that of plain decoding; speed_of_trees: without what heads read once, prompts
+    above all; rows_read: tokens that a sequence gains from a draft, which its head has to read before the next one;
+    verified: in steps with drafts, None before the first; beyond: tokens that a draft has really gained beyond its price, less what
+    it was said to be worth."""
 
     speed: float = 1.0
+    speed_of_trees: float = 1.0
     rows_read: float = FIRST_ROWS_READ
     verified: Verified | None = None
     beyond: float = 0.0
@@ -82,6 +84,7 @@ class RecentSteps:
     def __init__(self, begin: Pace, batch_size: float) -> None:
         self._memory = 1.0 - 1.0 / steps_of(batch_size)
         self._gained, self._plain = begin.speed * FIRST_STEPS, FIRST_STEPS
+        self._read = FIRST_STEPS * (1.0 - begin.speed / begin.speed_of_trees)
         self._rows, self._drafted = begin.rows_read * FIRST_STEPS, FIRST_STEPS
         self._verified = [0.0] * 4  # sums of its three numbers, and of their weights
         self._beyond = self._num_beyond = 0.0
@@ -94,11 +97,14 @@ class RecentSteps:
             self._beyond += min(MOST_BEYOND, max(-MOST_BEYOND, beyond))
             self._num_beyond += 1.0
 
-    def add(self, gained: float, plain: float, share_drafted: float = 0.0, verified: Verified | None = None) -> None:
-        """A step gained so many tokens a sequence, where plain decoding would have gained the others in its time. share_drafted: of
-        its sequences; the others gained one token each."""
+    def add(
+        self, gained: float, plain: float, read: float = 0.0, share_drafted: float = 0.0, verified: Verified | None = None
+    ) -> None:
+        """A step gained so many tokens a sequence, where plain decoding would have gained the others in its time, `read` of them
+        while heads read what they read once. share_drafted: of its sequences; the others gained one token each."""
         self._gained = self._memory * self._gained + gained
         self._plain = self._memory * self._plain + plain
+        self._read = self._memory * self._read + read
         if share_drafted:
             self._rows = self._memory * self._rows + gained - (1.0 - share_drafted)
             self._drafted = self._memory * self._drafted + share_drafted
@@ -111,7 +117,8 @@ class RecentSteps:
         *sums, num_steps = self._verified
         verified = Verified(*(value / num_steps for value in sums)) if num_steps else None
         beyond = self._beyond / (self._num_beyond + BEYOND_HELD_BY)
-        return Pace(self._gained / self._plain, self._rows / self._drafted, verified, beyond)
+        speeds = self._gained / self._plain, self._gained / (self._plain - self._read)
+        return Pace(*speeds, self._rows / self._drafted, verified, beyond)
 
 
 class PriceList:
@@ -131,7 +138,8 @@ class Price:
     """What time costs in tokens, for the steps of one batch size: `rate` tokens a millisecond; verifying anything at all, and each
     node; a node that is fed to the head, and a further level for each sequence.
 
-    verify: lists what a pass of the target with so many nodes costs.
+    verify, level: list what a pass of the target with so many nodes costs, and one of the head, at a `rate_of_trees`: what heads
+    read once counts where it is asked who drafts at all, but it is the same whatever is drafted then.
 
     The costs of verifying are no line: products are made with whole tiles of rows, or a second row costs as much as the first. So
     the price of a node is the chance of the last one that was worth verifying: a node that is verified takes its place. What all
@@ -145,13 +153,14 @@ class Price:
         self.plain_ms = float(costs.ms("verify", batch_size, batch_size, conditions))
         # No tree is worth less than plain decoding.
         self.rate = max(1.0, pace.speed) * batch_size / self.plain_ms
+        self.rate_of_trees = rate = max(1.0, pace.speed_of_trees) * batch_size / self.plain_ms
         self._price_nodes(pace.verified or first_verified(costs, self.rate, conditions))
         self.level_row = self.rate * (level[2] - level[0]) / (rows[2] - rows[0])
         self.level_sequence = self.rate * level[0] / batch_size
         self.batch_size = batch_size
         self.rows_read, self.beyond = pace.rows_read, pace.beyond
 
-        rate = self.rate  # a list that knew its price would keep it alive
+        # A list that knew its price would keep it alive.
         self.verify = PriceList(lambda counts: rate * costs.ms("verify", batch_size, batch_size + counts, conditions))
         # Of 0, 1, ... rows, which belong to as many sequences as there are.
         self.level = PriceList(lambda counts: rate * costs.ms("level", np.minimum(counts, batch_size), counts, conditions))
@@ -180,8 +189,8 @@ class Price:
         what such drafts have gained beyond that."""
         any_node = self.any_node / self.batch_size
         drafts = promises.reshape(-1, *promises.shape[-2:])
-        utilities = worth_of_drafts(drafts, self.node, self.node_paid, self.level_row, self.level_sequence, any_node)
-        utilities = np.where(utilities > 0.0, np.maximum(0.0, utilities + self.beyond), 0.0)
+        prices = self.node, self.node_paid, self.level_row, self.level_sequence, any_node
+        utilities = worth_of_drafts(drafts, *prices, self.beyond)
         return utilities.reshape(promises.shape[:-2])
 
 

@@ -149,9 +149,11 @@ def test_drafts_go_as_deep_as_pays(functions: Any) -> None:
     gains[:, 1:] -= row
     gains = np.where(gains > 0, gains + node - paid, 0.0).sum(axis=-1)
     gains[:, 1:] -= sequence
-    expected = np.maximum(0.0, gains.cumsum(axis=-1).max(axis=-1) - any_node)
-    assert np.allclose(functions.worth_of_drafts(promises, node, paid, row, sequence, any_node), expected)
-    assert 0 < (expected == 0).sum() < 50
+    promised = np.maximum(0.0, gains.cumsum(axis=-1).max(axis=-1) - any_node)
+    assert 0 < (promised == 0).sum() < 50
+    for beyond in (0.0, 0.2, -0.2):
+        expected = np.where(promised > 0, np.maximum(0.0, promised + beyond), 0.0)
+        assert np.allclose(functions.worth_of_drafts(promises, node, paid, row, sequence, any_node, beyond), expected)
 
 
 def test_surprises_count_where_the_parent_was_accepted(functions: Any) -> None:

@@ -25,11 +25,11 @@ def test_lists_of_prices_are_what_the_costs_say() -> None:
     step_costs = costs(start=3.0, level=2.0, node=0.5)
     step_costs.parts["level"].per_sequence = 0.7
     conditions = Conditions(4, 64.0, is_sampled=False)
-    price = Price(step_costs, Pace(1.5), conditions)
+    price = Price(step_costs, Pace(1.2, 1.5), conditions)
     for count in (3, 1, 40, 12):
-        nodes = price.rate * step_costs.ms("verify", 4, 4 + np.arange(count + 1.0), conditions)
+        nodes = price.rate_of_trees * step_costs.ms("verify", 4, 4 + np.arange(count + 1.0), conditions)
         assert price.verify.up_to(count) == pytest.approx(nodes)
-        levels = [price.rate * float(step_costs.ms("level", min(rows, 4), rows, conditions)) for rows in range(count + 1)]
+        levels = [price.rate_of_trees * float(step_costs.ms("level", min(rows, 4), rows, conditions)) for rows in range(count + 1)]
         assert price.level.up_to(count).tolist() == pytest.approx(levels)
 
 
@@ -106,13 +106,14 @@ def test_the_pace_is_that_of_the_latest_steps() -> None:
     """What a sequence gains from a draft is asked of those that draft."""
     steps = RecentSteps(Pace(), batch_size=1)
     for _ in range(300):
-        steps.add(gained=1.5, plain=1.2, share_drafted=0.25, verified=Verified(6.0, 3.0, 0.2))
+        steps.add(gained=1.5, plain=1.2, read=0.2, share_drafted=0.25, verified=Verified(6.0, 3.0, 0.2))
         steps.add(gained=1.0, plain=1.0)
     assert steps.pace.speed == pytest.approx(2.5 / 2.2, rel=0.01)
+    assert steps.pace.speed_of_trees == pytest.approx(2.5 / 2.0, rel=0.01)
     assert steps.pace.rows_read == pytest.approx(3.0, rel=0.01)
     assert steps.pace.verified == Verified(pytest.approx(6.0), pytest.approx(3.0), pytest.approx(0.2))
     book = PriceBook(costs(start=1.0, level=1.0, node=0.1))
-    book.steps(Conditions(4, 64.0, is_sampled=False)).add(1.5, 1.2, 1.0, Verified(6.0, 3.0, 0.2))
+    book.steps(Conditions(4, 64.0, is_sampled=False)).add(1.5, 1.2, share_drafted=1.0, verified=Verified(6.0, 3.0, 0.2))
     known, other = (book.steps(Conditions(size, 64.0, is_sampled=False)).pace for size in (4, 32))
     assert (other.speed, other.rows_read) == (known.speed, known.rows_read)
     assert known.verified is not None
