@@ -61,8 +61,8 @@ def first_verified(costs: StepCosts, rate: float, conditions: Conditions) -> Ver
 
 @dataclass(frozen=True)
 class Pace:
-    """What similar steps have come to lately. speed: over that of plain decoding; speed_of_trees: without what heads read once, prompts
-    above all; rows_read: tokens that a sequence gains from a draft, which its head has to read before the next one;
+    """What similar steps have come to lately. speed: over that of plain decoding; speed_of_trees: without what heads read once,
+    above all prompts; rows_read: tokens that a sequence gains from a draft, which its head has to read before the next one;
     verified: in steps with drafts, None before the first; beyond: tokens that a draft has really gained beyond its price, less what
     it was said to be worth."""
 
