@@ -1,4 +1,4 @@
-"""Engines that go through the same texts side by side, one step at a time, so that whatever the machine does hits all alike."""
+"""Engines that go through the same texts side by side, a few steps at a time, so that whatever the machine does hits all alike."""
 
 import statistics
 import time
@@ -11,14 +11,16 @@ from eagle_rt.engine.request import SamplingParams
 # the same step, and read the prompts of those that follow in one pass, as no load does by itself.
 SHORTEST, GOLDEN_RATIO = 0.5, 0.618034
 LONGEST_STEP = 5.0
+# The first step after another engine's finds cold caches, as none does where one engine serves alone.
+STEPS_OF_A_TURN = 8
 
 
 def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: SamplingParams) -> list[float]:
     """Tokens per second of each engine over the same prompts, until not every slot of its batch has a request any more: what the
     last ones do alone says nothing about the batch.
 
-    The next step is always that of the engine that is furthest behind, so that all are at the same place of the same texts at any
-    time, and a slow second of the machine hits all of them alike.
+    The next steps are always those of the engine that is furthest behind, so that all are at the same place of the same texts at
+    any time, and a slow second of the machine hits all of them alike.
     """
     assert sampling.max_new_tokens is not None
     for core in cores:
@@ -27,11 +29,14 @@ def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: Samp
         for number, prompt in enumerate(prompts):
             core.submit(str(number), prompt, replace(sampling, max_new_tokens=reply_length(sampling.max_new_tokens, number)))
     num_tokens, seconds = dict.fromkeys(cores, 0), {core: StepSeconds() for core in cores}
-    while behind := [core for core in cores if core.scheduler.waiting or is_full(core)]:
+    while behind := [core for core in cores if is_busy(core)]:
         core = min(behind, key=num_tokens.__getitem__)
-        num_read, start = core.metrics.num_prompt_tokens, time.perf_counter()
-        num_tokens[core] += sum(len(event.tokens) for event in core.step())
-        seconds[core].add(time.perf_counter() - start, core.metrics.num_prompt_tokens - num_read)
+        for _ in range(STEPS_OF_A_TURN):
+            num_read, start = core.metrics.num_prompt_tokens, time.perf_counter()
+            num_tokens[core] += sum(len(event.tokens) for event in core.step())
+            seconds[core].add(time.perf_counter() - start, core.metrics.num_prompt_tokens - num_read)
+            if not is_busy(core):
+                break
     for core in cores:
         for number in range(len(prompts)):
             core.abort(str(number))
@@ -55,8 +60,9 @@ class StepSeconds:
         return sum(min(LONGEST_STEP * (step + num_read * token), seconds) for seconds, num_read in self._steps)
 
 
-def is_full(core: EngineCore) -> bool:
-    return len(core.scheduler.running) == core.scheduler.limits.max_running
+def is_busy(core: EngineCore) -> bool:
+    """Whether every slot of its batch has a request, or will have one."""
+    return bool(core.scheduler.waiting) or len(core.scheduler.running) == core.scheduler.limits.max_running
 
 
 def reply_length(num_tokens: int, number: int) -> int:

@@ -32,10 +32,9 @@ from eagle_rt.speculate.prices import PriceBook, Verified, verified
 from eagle_rt.speculate.promises import FIRST_CHANCES, promises_of
 from eagle_rt.speculate.sequences import HostSequence
 
-# Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth, which takes time itself:
-# fewer in large batches, each of whose sequences teaches as much.
-NUM_FIRST_LESSONS, STEPS_A_LESSON, STEPS_A_LARGE_LESSON = 64, 4, 8
-SURPRISING = 0.5
+# Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth, which takes time itself; but
+# each does while drafts gain more or less than they are said to be worth by so many tokens.
+NUM_FIRST_LESSONS, STEPS_A_LESSON, SURPRISING = 64, 8, 0.5
 # How fast it is forgotten what children have gained, for each parent.
 CHILD_RATE = 0.03
 # How many more nodes than there are so far a tree with another level may have.
@@ -121,8 +120,7 @@ class AdaptivePlan:
         self.drafters = decision.drafters
         if self.drafters:
             policy.num_drafted_steps += 1
-            steps_a_lesson = STEPS_A_LESSON if len(self._members) < LARGE_BATCH else STEPS_A_LARGE_LESSON
-            is_due = policy.num_drafted_steps <= NUM_FIRST_LESSONS or policy.num_drafted_steps % steps_a_lesson == 0
+            is_due = policy.num_drafted_steps <= NUM_FIRST_LESSONS or policy.num_drafted_steps % STEPS_A_LESSON == 0
             is_due |= abs(decision.price.beyond) > SURPRISING
             self._teaches = is_due or decision.is_trial or any(self._members.histories[index].num_idle for index in self.drafters)
 
