@@ -183,8 +183,9 @@ class AdaptivePlan:
 
     def _reading_ms(self, record: StepRecord) -> float:
         """Of the time what went into rows that the head had missed."""
-        num_missed = sum(part.num_rows - self._price.rows_read * part.batch_size for part in record.parts if part.part == "start")
-        return max(0.0, self._price.missed_row * num_missed / self._price.rate)
+        starts = [part for part in record.parts if part.part == "start"]
+        num_missed = sum(part.num_rows - self._price.rows_read * part.batch_size for part in starts)
+        return min(sum(part.ms for part in starts), max(0.0, self._price.missed_row * num_missed / self._price.rate))
 
     def _worth_beyond(self, record: StepRecord, step_ms: float) -> float:
         """See `Pace.beyond`."""
