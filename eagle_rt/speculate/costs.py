@@ -262,7 +262,8 @@ def costs_from_json(document: dict[str, Any]) -> StepCosts:
             or sorted(set(knots)) != knots
             or not np.isfinite(values).all()
             or min(values) <= 0
-            or min(tiles.size, tiles.least + 1) < 1
+            or tiles.size < 1
+            or tiles.least < 0
         ):
             raise ValueError(f"the costs of {name} are no table: {part}")
         parts[name] = PartCost(knots, values, float(part["per_sequence"]), tiles)
