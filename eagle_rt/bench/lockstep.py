@@ -12,7 +12,7 @@ from eagle_rt.engine.request import SamplingParams
 SHORTEST, GOLDEN_RATIO = 0.5, 0.618034
 LONGEST_STEP = 5.0
 # The first step after another engine's finds cold caches, as none does where one engine serves alone.
-STEPS_OF_A_TURN = 8
+STEPS_OF_A_TURN = 7
 
 
 def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: SamplingParams) -> list[float]:

@@ -46,8 +46,6 @@ CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
 NUM_UNSETTLED = 16
 # Where more of a step than this goes into rows that the head had missed, nothing is learned of what steps take.
 MOST_READING = 0.15
-# No step counts as longer than so many without drafts.
-LONGEST_STEP = 8.0
 
 
 class AdaptivePolicy:
@@ -143,17 +141,18 @@ class AdaptivePlan:
         depth = int(newest.depths[0]) if len(newest) else members.most_steps
         if depth >= members.most_steps:
             return NO_PLACES
-        is_deep = self._decision.is_trial or (self._teaches and len(members) >= LARGE_BATCH)
-        if is_deep and depth < LEVELS_OF_A_LESSON:
-            # Also below what is not believed to be worth it: only what is drafted shows what lower levels promise.
-            return best_of_each(newest, can_grow(newest, members.bounds), np.minimum(1, members.bounds.top_ks))
         chances = newest.values
         if depth >= members.least_steps:
             chances = np.where(depth < members.bounds.num_steps[newest.owners], chances, 0.0)
         verify = price.verify.up_to(len(self._chances) + MORE_NODES)
         level = price.level.up_to(len(newest))
         children, top_ks = self._policy.children[depth], members.bounds.top_ks
-        return worth_expanding(chances, newest.owners, members.kinds, top_ks, children, self._chances, verify, level)
+        worth = worth_expanding(chances, newest.owners, members.kinds, top_ks, children, self._chances, verify, level)
+        is_deep = self._decision.is_trial or (self._teaches and len(members) >= LARGE_BATCH)
+        if is_deep and depth < LEVELS_OF_A_LESSON:
+            # Also below what is not believed to be worth it: only what is drafted shows what lower levels promise.
+            return np.union1d(worth, best_of_each(newest, can_grow(newest, members.bounds), np.minimum(1, top_ks)))
+        return worth
 
     def keep(self, candidates: Candidates) -> Ints:
         prices = self._price.verify.up_to(len(candidates))
@@ -190,9 +189,8 @@ class AdaptivePlan:
     def _worth_beyond(self, record: StepRecord, step_ms: float) -> float:
         """See `Pace.beyond`."""
         price, batch_size = self._price, len(self._members)
-        # The machine stands still now and then.
-        more_ms = min(step_ms, LONGEST_STEP * price.plain_ms) - price.plain_ms
-        worth = record.num_gained - batch_size - price.rate * more_ms
+        length = self._policy.prices.steps(self._decision.conditions).counted(step_ms / price.plain_ms)
+        worth = record.num_gained - batch_size - price.rate * price.plain_ms * (length - 1.0)
         return price.beyond + (worth - self._decision.worth) / len(self.drafters)
 
     def _learn_promises(self, record: StepRecord) -> None:

@@ -17,8 +17,11 @@ ROWS_OF_A_SEQUENCE, MORE_ROWS = 4.0, 8.0
 # The rows of a sequence that a head reads before it drafts are what the step before has gained; so many, until that is known.
 FIRST_ROWS_READ = 3.0
 # What drafts gain beyond what they promise: a single one says no more than so many tokens; it is held to nothing by so many steps;
-# and how that is forgotten while nothing drafts.
-MOST_BEYOND, BEYOND_HELD_BY, IDLE_MEMORY = 4.0, 4.0, 0.99
+# so many are remembered at least, since drafts that stop by chance are long in coming back; and how it is forgotten while nothing
+# drafts.
+MOST_BEYOND, BEYOND_HELD_BY, STEPS_OF_WORTH, IDLE_MEMORY = 4.0, 4.0, 32.0, 0.99
+# No step with drafts counts as longer than so many times those before; in plain ones, what is believed of them before the first.
+LONGEST_STEP, FIRST_LENGTH = 1.5, 2.0
 # What a sequence costs once is spread over the steps for which it still stays: this share of the mean stay, which begins as that of
 # a few sequences with so many steps, and remembers so many of the latest.
 SHARE_LEFT, FIRST_STAY, NUM_FIRST_STAYS, STAY_MEMORY = 0.5, 32.0, 4.0, 0.98
@@ -88,10 +91,18 @@ class RecentSteps:
         self._rows, self._drafted = begin.rows_read * FIRST_STEPS, FIRST_STEPS
         self._verified = [0.0] * 4  # sums of its three numbers, and of their weights
         self._beyond = self._num_beyond = 0.0
+        self._worth_memory = 1.0 - 1.0 / max(STEPS_OF_WORTH, steps_of(batch_size))
+        self._length = FIRST_LENGTH
+
+    def counted(self, length: float) -> float:
+        """As how long a step with drafts counts, in plain ones: machines stand still now and then."""
+        length = min(length, LONGEST_STEP * self._length)
+        self._length = self._memory * self._length + (1.0 - self._memory) * length
+        return length
 
     def add_worth(self, beyond: float | None) -> None:
         """Of a step: what `Pace.beyond` was of its drafts; None where it had none, after many of which drafts are trusted again."""
-        memory = self._memory if beyond is not None else IDLE_MEMORY
+        memory = self._worth_memory if beyond is not None else IDLE_MEMORY
         self._beyond, self._num_beyond = memory * self._beyond, memory * self._num_beyond
         if beyond is not None:
             self._beyond += min(MOST_BEYOND, max(-MOST_BEYOND, beyond))

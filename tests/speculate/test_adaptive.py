@@ -147,6 +147,9 @@ def test_a_trial_is_deep_enough() -> None:
     zeros = np.zeros(2, dtype=np.int64)
     assert plan.expand(level(zeros, zeros - 1, 1, np.array([0.2, 0.6]))).tolist() == [1]
     assert not len(plan.expand(level(zeros, zeros + 1, LEVELS_OF_A_LESSON, np.array([0.2, 0.1]))))
+    nearly.children[:] = 20.0
+    assert plan.expand(level(zeros, zeros - 1, 1, np.array([0.2, 0.6]))).tolist() == [0, 1], "no less than any other draft"
+    nearly.children[:] = 0.0
     two = [
         HostSequence(name, [0] * 64, range(0), 0.0, shape) for name, shape in (("x", TreeShape(1, 2, 3)), ("y", TreeShape(2, 2, 4)))
     ]

@@ -8,7 +8,7 @@ from step_costs import costs
 
 from eagle_rt.kernels.packed_linear import AMX_TILES
 from eagle_rt.speculate.costs import Conditions
-from eagle_rt.speculate.prices import FIRST_STAY, Pace, Price, PriceBook, RecentSteps, Stay, Verified, verified
+from eagle_rt.speculate.prices import FIRST_STAY, LONGEST_STEP, Pace, Price, PriceBook, RecentSteps, Stay, Verified, verified
 
 
 @pytest.mark.parametrize(("node", "expected"), [(0.001, 4), (2.0, 2), (6.0, 1), (9.5, 0)])
@@ -118,6 +118,16 @@ def test_the_pace_is_that_of_the_latest_steps() -> None:
     assert (other.speed, other.rows_read) == (known.speed, known.rows_read)
     assert known.verified is not None
     assert other.verified is None, "of a batch of another size"
+
+
+def test_a_step_counts_as_long_as_others_take() -> None:
+    """For a machine that stands still; but if all take that long, they count as that."""
+    steps = RecentSteps(Pace(), batch_size=16)
+    for _ in range(50):
+        assert steps.counted(3.0) == 3.0
+    assert steps.counted(100.0) == pytest.approx(3.0 * LONGEST_STEP, rel=0.02)
+    assert steps.counted(2.5) == 2.5
+    assert [steps.counted(9.0) for _ in range(50)][-1] == 9.0
 
 
 def test_how_long_sequences_stay() -> None:
