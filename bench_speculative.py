@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import platform
 import sys
 from datetime import date
 from pathlib import Path
@@ -20,6 +19,7 @@ from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_d
 from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.engine.profile import default_file, subject_of
 from eagle_rt.engine.request import SamplingParams
+from eagle_rt.kernels.processor import processor_name
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
 
@@ -145,7 +145,7 @@ def environment(config: EngineConfig) -> dict[str, Any]:
     """What a number means nothing without."""
     return {
         "date": date.today().isoformat(),
-        "machine": platform.processor() or platform.machine(),
+        "machine": processor_name(),
         "device": torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "model": config.model_path or "built-in",

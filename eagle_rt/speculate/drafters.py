@@ -7,6 +7,7 @@ then, and all where none drafts, in a small share of the time.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 from eagle_rt.speculate.costs import Conditions
 from eagle_rt.speculate.members import Members, MembersBook, conditions_of
@@ -40,6 +41,20 @@ class Decision:
     drafters: list[int]
     worth: float = 0.0
     is_trial: bool = False
+
+
+class Offer(NamedTuple):
+    """What a member's next draft is believed to be worth, what its head has to read for it first, and that spread over the steps
+    for which it stays, all in tokens."""
+
+    index: int
+    utility: float
+    reading: float
+    spread: float
+
+    @property
+    def gain(self) -> float:
+        return self.utility - self.spread
 
 
 class DrafterChoice:
@@ -112,55 +127,60 @@ class DrafterChoice:
 
     def _with_drafters(self, begun: Decision, num_missing: Sequence[int]) -> Decision:
         """The more share a first level, the cheaper it is."""
-        price, histories = begun.price, begun.members.histories
-        indices = [index for index, (_, shape) in enumerate(begun.members.key) if shape]
-        utilities = dict(zip(indices, utilities_at(price, [histories[index] for index in indices]), strict=True))
-        together = sum(utilities.values())
-        reading = {index: price.missed_row * max(0.0, num_missing[index] - price.rows_read) for index in indices}
-        spread = {index: reading[index] / self.stay.steps_left(histories[index].num_idle) for index in indices}
-        for index in indices:
-            utilities[index] -= spread[index]
-        indices.sort(key=utilities.__getitem__, reverse=True)
-        gains = list(accumulate((utilities[index] for index in indices), initial=0.0))
+        price = begun.price
+        offers = self._offers(begun, num_missing)
+        gains = list(accumulate((offer.gain for offer in offers), initial=0.0))
         worth = [gain - start for gain, start in zip(gains, price.starts, strict=False)]
         num_drafters = worth.index(max(worth))
-        best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
-        is_hopeless = not num_drafters and gains[best] <= HOPELESS * price.starts[best]
-        drafters = indices[:num_drafters]
-        drafters += self._tries_of(begun, indices[num_drafters:], num_drafters, reading)
-        if not num_drafters and self._affords_trial(price, len(indices), together, sum(reading.values())):
+        drafters, idle = offers[:num_drafters], offers[num_drafters:]
+        tries = self._tries_of(begun, idle, num_drafters)
+        if not drafters and self._affords_trial(price, offers):
             self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, 0
             return self._trial(begun)
+        best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
         self._hold(
-            are_any=bool(drafters),
+            are_any=bool(drafters or tries),
             are_all=num_drafters == len(begun.members),
-            is_hopeless=is_hopeless,
+            is_hopeless=not drafters and gains[best] <= HOPELESS * price.starts[best],
             is_clear=gains[-1] > CLEARLY_WORTH_IT * price.starts[-1],
         )
-        read_once = sum(spread[index] for index in indices[:num_drafters])
-        return replace(begun, drafters=sorted(drafters), worth=worth[num_drafters] + read_once)
+        chosen = sorted(offer.index for offer in drafters + tries)
+        return replace(begun, drafters=chosen, worth=worth[num_drafters] + sum(offer.spread for offer in drafters))
 
-    def _tries_of(self, begun: Decision, idle: list[int], num_drafters: int, reading: dict[int, float]) -> list[int]:
+    def _offers(self, begun: Decision, num_missing: Sequence[int]) -> list[Offer]:
+        """Of those that may draft, best first."""
+        price = begun.price
+        indices = [index for index, (_, shape) in enumerate(begun.members.key) if shape]
+        histories = [begun.members.histories[index] for index in indices]
+        offers = []
+        for index, history, utility in zip(indices, histories, utilities_at(price, histories), strict=True):
+            reading = price.missed_row * max(0.0, num_missing[index] - price.rows_read)
+            offers.append(Offer(index, utility, reading, reading / self.stay.steps_left(history.num_idle)))
+        return sorted(offers, key=lambda offer: -offer.gain)
+
+    def _tries_of(self, begun: Decision, idle: list[Offer], num_drafters: int) -> list[Offer]:
         """Those that draft beside others for what that shows, of those that have been idle for long."""
         price, histories = begun.price, begun.members.histories
-        for index in idle:
-            histories[index].num_idle += 1 + self.num_rested
-        due = [index for index in idle if histories[index].num_idle >= histories[index].wait]
-        tries: list[int] = []
+        for offer in idle:
+            histories[offer.index].num_idle += 1 + self.num_rested
+        due = [offer for offer in idle if histories[offer.index].num_idle >= histories[offer.index].wait]
+        tries: list[Offer] = []
         if num_drafters and due and price.pays(price.utility(HOPED_FOR).mean()):
-            for index in due:
+            for offer in due:
                 num_others = num_drafters + len(tries)
-                cost = (reading[index] + price.first_levels[num_others + 1] - price.first_levels[num_others]) / price.rate
+                cost = (offer.reading + price.first_levels[num_others + 1] - price.first_levels[num_others]) / price.rate
                 if self._affords(cost):
-                    tries.append(index)
+                    tries.append(offer)
         return tries
 
-    def _affords_trial(self, price: Price, count: int, together: float, reading: float) -> bool:
+    def _affords_trial(self, price: Price, offers: list[Offer]) -> bool:
         """Where nobody drafts, whether all should for some steps. Drafts of a few would say less for more: all share what each
-        costs, and mostly gain what they take. together: what their drafts are believed to be worth."""
-        if not count or not price.pays(price.utility(HOPED_FOR).mean()):
+        costs, and mostly gain what they take."""
+        if not offers or not price.pays(price.utility(HOPED_FOR).mean()):
             return False
-        shortfall = max(0.0, price.starts[count] - together) + (LEVELS_OF_A_LESSON - 1) * price.level.up_to(count)[-1]
+        shortfall = max(0.0, price.starts[len(offers)] - sum(offer.utility for offer in offers))
+        shortfall += (LEVELS_OF_A_LESSON - 1) * price.level.up_to(len(offers))[-1]
+        reading = sum(offer.reading for offer in offers)
         return self._affords((reading + STEPS_OF_A_TRIAL * shortfall) / price.rate)
 
     def _trial(self, begun: Decision) -> Decision:
