@@ -24,7 +24,7 @@ from eagle_rt.speculate.compiled import (
     worth_verifying,
 )
 from eagle_rt.speculate.costs import Conditions, StepCosts
-from eagle_rt.speculate.drafters import LARGE_BATCH, LEVELS_OF_A_LESSON, Decision, DrafterChoice
+from eagle_rt.speculate.drafters import LEVELS_OF_A_LESSON, Decision, DrafterChoice
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.members import MembersBook, conditions_of
 from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, best_of_each, can_grow
@@ -148,7 +148,7 @@ class AdaptivePlan:
         level = price.level.up_to(len(newest))
         children, top_ks = self._policy.children[depth], members.bounds.top_ks
         worth = worth_expanding(chances, newest.owners, members.kinds, top_ks, children, self._chances, verify, level)
-        is_deep = self._decision.is_trial or (self._teaches and len(members) >= LARGE_BATCH)
+        is_deep = self._decision.is_trial or self._teaches
         if is_deep and depth < LEVELS_OF_A_LESSON:
             # Also below what is not believed to be worth it: only what is drafted shows what lower levels promise.
             return np.union1d(worth, best_of_each(newest, can_grow(newest, members.bounds), np.minimum(1, top_ks)))
