@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,20 @@ SHORT_PROMPT = 32
 
 
 def workload(name: str, args: argparse.Namespace, info: ModelInfo, count: int, first: int = 0) -> Workload:
-    """Prompts number first .. first + count - 1 of a data set; `hostile` ones are random tokens, after which no head knows what
-    comes."""
+    """Prompts number first .. first + count - 1 of a data set, or as many of those as it has; `hostile` ones are random tokens,
+    after which no head knows what comes.
+
+    Raises:
+        ValueError: it has none of them.
+    """
     if name == HOSTILE:
         rng = random.Random(0)
         size = len(info.tokenizer)
         prompts = [[rng.randrange(size) for _ in range(64)] for _ in range(first + count)]
     else:
         prompts = load_workload(name, args.dataset_dir, info.tokenizer, first + count).prompts
+        if len(prompts) <= first:
+            raise ValueError(f"{name} has {len(prompts)} prompts and none after number {first}; set a smaller --prompts-per-slot")
     return Workload(name, prompts[first:])
 
 
@@ -58,18 +65,20 @@ def points(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, mode
         settings = [Setting(batch_size, NO_SPECULATION), *(Setting(batch_size, tree) for tree in trees)]
         settings.append(Setting(batch_size, bounds, is_adaptive=True))
         cores = [core_for(models, config, setting) for setting in settings]
+        num_prompts = max(args.least_prompts, args.prompts_per_slot * batch_size)
+        others = {dataset: workload(dataset, args, info, 4 * batch_size, first=num_prompts).prompts for dataset in args.datasets}
         # What lies in the past of a server that has been up for a while: other prompts of the same kinds.
         for dataset in args.datasets:
             for temperature in args.temperatures:
                 sampling = SamplingParams(temperature=temperature, seed=args.seed + 1, max_new_tokens=args.max_new_tokens)
-                generate(cores[-1], workload(dataset, args, info, max(4, batch_size), first=100).prompts, sampling)
+                generate(cores[-1], others[dataset][: max(4, batch_size)], sampling)
         for dataset in args.datasets:
-            prompts = workload(dataset, args, info, max(args.least_prompts, args.prompts_per_slot * batch_size)).prompts
+            prompts = workload(dataset, args, info, num_prompts).prompts
             for temperature in args.temperatures:
                 sampling = SamplingParams(
                     temperature=temperature, seed=args.seed, max_new_tokens=args.max_new_tokens, ignore_eos=dataset == HOSTILE
                 )
-                settle(cores[-1], workload(dataset, args, info, 4 * batch_size, first=100).prompts, sampling, args.settle_seconds)
+                settle(cores[-1], others[dataset], 4 * batch_size, sampling, args.settle_seconds)
                 measurements = [Measurement(setting) for setting in settings]
                 for _ in range(args.repeats):
                     for measurement, core, rate in zip(measurements, cores, full_rates(cores, prompts, sampling), strict=True):
@@ -81,11 +90,12 @@ def points(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, mode
     return results
 
 
-def settle(core: EngineCore, prompts: list[list[int]], sampling: SamplingParams, seconds: float) -> None:
-    """Other prompts of the same kind for so long, for what an engine learns while its load stays the same."""
+def settle(core: EngineCore, prompts: list[list[int]], count: int, sampling: SamplingParams, seconds: float) -> None:
+    """Other prompts of the same kind for so long, `count` at a time, for what an engine learns while its load stays the same."""
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
-        generate(core, prompts, replace(sampling, seed=1000))
+        core.scheduler.forget_prefixes()
+        generate(core, list(islice(cycle(prompts), count)), replace(sampling, seed=1000))
 
 
 def point(batch_size: int, dataset: str, temperature: float, measurements: list[Measurement]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 3, 7, 1.25
 # sequences at least, where a trial takes longer than a step; it is saved up for so many steps. More would find new texts sooner,
 # and cost more where nothing pays.
 TRY_SHARE, LARGE_TRY_SHARE, LARGE_BATCH, MOST_STEPS_ALLOWED_FOR = 0.01, 0.02, 8, 1024
-# How long a trial is; and how deep its drafts are at least, and those of large batches from which is learned.
+# How long a trial is; and how deep its drafts are at least, and all from which is learned.
 STEPS_OF_A_TRIAL, LEVELS_OF_A_LESSON = 4, 2
 
 
@@ -47,7 +47,7 @@ class Offer(NamedTuple):
     """What a member's next draft is believed to be worth, what its head has to read for it first, and that spread over the steps
     for which it stays, all in tokens."""
 
-    index: int
+    number: int
     utility: float
     reading: float
     spread: float
@@ -144,7 +144,7 @@ class DrafterChoice:
             is_hopeless=not drafters and gains[best] <= HOPELESS * price.starts[best],
             is_clear=gains[-1] > CLEARLY_WORTH_IT * price.starts[-1],
         )
-        chosen = sorted(offer.index for offer in drafters + tries)
+        chosen = sorted(offer.number for offer in drafters + tries)
         return replace(begun, drafters=chosen, worth=worth[num_drafters] + sum(offer.spread for offer in drafters))
 
     def _offers(self, begun: Decision, num_missing: Sequence[int]) -> list[Offer]:
@@ -162,8 +162,8 @@ class DrafterChoice:
         """Those that draft beside others for what that shows, of those that have been idle for long."""
         price, histories = begun.price, begun.members.histories
         for offer in idle:
-            histories[offer.index].num_idle += 1 + self.num_rested
-        due = [offer for offer in idle if histories[offer.index].num_idle >= histories[offer.index].wait]
+            histories[offer.number].num_idle += 1 + self.num_rested
+        due = [offer for offer in idle if histories[offer.number].num_idle >= histories[offer.number].wait]
         tries: list[Offer] = []
         if num_drafters and due and price.pays(price.utility(HOPED_FOR).mean()):
             for offer in due:

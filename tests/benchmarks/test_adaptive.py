@@ -50,3 +50,27 @@ def test_points_compare_the_same_texts(target_dir: Path, head_dir: Path, tmp_pat
     # No engine runs ahead of another by more than a step's tokens for two requests.
     assert all(max(counts) - min(counts) <= 2 * 5 + 2 for counts in progress if min(counts) > 0)
     assert {row["setting"] for row in document["mix"]} == set(document["rows"][0]["tokens_per_second"])
+
+
+def test_settling_serves_other_prompts(target_dir: Path, head_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the point does not have; a data set that has none of those is refused."""
+    questions = [f"What is {number} plus {number}?" for number in range(8)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(json.dumps({"prompt": question}) for question in questions))
+    pair = f"--device cpu --model-path {target_dir} --speculative-draft-model-path {head_dir} --max-total-tokens 2048"
+    settings = f"--datasets sums --dataset-dir {tmp_path} --batch-size 2 --temperatures 0 --trees 2,1,3 --bounds 2,2,5"
+    lengths = "--max-new-tokens 4 --repeats 1 --settle-seconds 0.001"
+    measured, others = [], []
+    rates, generate = adaptive.full_rates, adaptive.generate
+    monkeypatch.setattr(
+        adaptive, "full_rates", lambda cores, prompts, sampling: measured.append(prompts) or rates(cores, prompts, sampling)
+    )
+    monkeypatch.setattr(
+        adaptive, "generate", lambda core, prompts, sampling: others.append(prompts) or generate(core, prompts, sampling)
+    )
+    command = f"points {pair} {settings} {lengths} --prompts-per-slot 1"
+    run(monkeypatch, tmp_path, f"{command} --least-prompts 5")
+    assert [len(prompts) for prompts in measured] == [5]
+    assert [len(prompts) for prompts in others] == [3, 8], "before all points, and before this one, three again and again"
+    assert not any(prompt in measured[0] for prompts in others for prompt in prompts)
+    with pytest.raises(ValueError, match="sums has 8 prompts and none after number 8"):
+        run(monkeypatch, tmp_path, f"{command} --least-prompts 8")
