@@ -27,6 +27,9 @@ NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 3, 7, 1.25
 TRY_SHARE, LARGE_TRY_SHARE, LARGE_BATCH, MOST_STEPS_ALLOWED_FOR = 0.01, 0.02, 8, 1024
 # How long a trial is; and how deep its drafts are at least, and all from which is learned.
 STEPS_OF_A_TRIAL, LEVELS_OF_A_LESSON = 4, 2
+# Plain steps are what prices are in units of: one is made after so many with drafts, twice as many, ... and from then on after so
+# many, since what it takes can hardly be told from what they take.
+FIRST_PLAIN_STEP, MOST_BETWEEN_PLAIN_STEPS = 8, 256
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,17 @@ class DrafterChoice:
         self.unknown_may_draft = True
         self._prices, self._book = prices, book
         self._last: Decision | None = None
+        # Of batches of about each size: steps with drafts since the last plain one was due, and after how many it is.
+        self._drafted: dict[tuple[int, bool], tuple[int, int]] = {}
 
     def decide(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> Decision | None:
         """num_missing: rows of each that its head has to catch up with. None where the batch rests and nothing need be learned."""
+        decision = self._decided(sequences, num_missing)
+        if decision and decision.drafters and not decision.is_trial and self._plain_step_is_due(decision.conditions):
+            return replace(decision, drafters=[])
+        return decision
+
+    def _decided(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> Decision | None:
         if self._last and self.num_unasked and self._is_as_asked(self._last, sequences):
             self.num_unasked -= 1
             if self._last.is_trial:
@@ -88,6 +99,13 @@ class DrafterChoice:
         self._last = decision = self._with_drafters(begun, num_missing)
         self.unknown_may_draft = self.unknown_pays(begun.price, begun.conditions.context, begun.conditions.is_sampled)
         return decision
+
+    def _plain_step_is_due(self, conditions: Conditions) -> bool:
+        key = conditions.size, conditions.is_sampled
+        count, due = self._drafted.get(key, (0, FIRST_PLAIN_STEP))
+        is_due = count == due
+        self._drafted[key] = (0, min(MOST_BETWEEN_PLAIN_STEPS, 2 * due)) if is_due else (count + 1, due)
+        return is_due
 
     def unknown_pays(self, price: Price, num_rows: float, is_sampled: bool) -> bool:
         """Whether new sequences would draft, of which nothing is known, where a head has to read so many rows of each first."""

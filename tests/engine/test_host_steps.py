@@ -16,6 +16,7 @@ from eagle_rt.speculate import host_step
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import PartCost, StepCosts
+from eagle_rt.speculate.drafters import FIRST_PLAIN_STEP
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord, best_of_each, bounds_of, can_grow
 from eagle_rt.speculate.sequences import HostSequence
@@ -245,8 +246,8 @@ def test_drafts_that_cost_nothing_are_as_large_as_they_may_be(built_in: Path) ->
     policy.costs.correct = lambda observation, context: None  # type: ignore[method-assign]
     run(with_policy(core, policy), [[5, 6, 7, 8]], settings)
     metrics = core.current_metrics()
-    assert metrics.num_undrafted == 0
-    assert metrics.num_draft_tokens > 0.95 * (TREE[2] - 1) * metrics.num_drafts
+    assert metrics.num_undrafted == (metrics.num_drafts - 1) // (FIRST_PLAIN_STEP + 1) <= 2, "plain steps are measured"
+    assert metrics.num_draft_tokens > 0.95 * (TREE[2] - 1) * (metrics.num_drafts - metrics.num_undrafted)
 
 
 def test_hopeless_drafts_are_given_up_and_tried_again(target_dir: Path, head_dir: Path) -> None:

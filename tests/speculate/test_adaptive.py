@@ -288,3 +288,22 @@ def test_what_children_gain_is_learned_at_every_price() -> None:
             expected = sum(gains) / chances_of_parents[own].sum()
             assert adaptive.children[1, kind, place] == pytest.approx(expected, abs=1e-4)
     np.testing.assert_array_equal(np.delete(adaptive.children, 1, axis=0), np.delete(before, 1, axis=0))
+
+
+def test_plain_steps_are_measured_between_drafts() -> None:
+    """After eight steps with drafts, sixteen more, and so on; they are learned from, and then all draft as before."""
+    adaptive = policy(costs(start=0.1, level=50.0, node=0.1))
+    drafts = [bool(step(adaptive, "a").drafters) for _ in range(1200)]
+    plain = [number for number, is_drafted in enumerate(drafts) if not is_drafted]
+    assert np.diff(plain, prepend=-1).tolist() == [9, 17, 33, 65, 129, 257, 257, 257]
+    while step(adaptive, "a").drafters:
+        pass
+    before = float(adaptive.costs.ms("verify", 1, 1, ONE))
+    for _ in range(600):
+        plan = step(adaptive, "a")
+        if not plan.drafters:
+            record = StepRecord(
+                no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 1, [Observation("verify", 1, 1, 2 * before)]
+            )
+            plan.learn(record)
+    assert float(adaptive.costs.ms("verify", 1, 1, ONE)) > 1.1 * before
