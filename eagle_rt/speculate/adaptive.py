@@ -148,8 +148,7 @@ class AdaptivePlan:
         level = price.level.up_to(len(newest))
         children, top_ks = self._policy.children[depth], members.bounds.top_ks
         worth = worth_expanding(chances, newest.owners, members.kinds, top_ks, children, self._chances, verify, level)
-        is_deep = self._decision.is_trial or self._teaches
-        if is_deep and depth < LEVELS_OF_A_LESSON:
+        if self._teaches and depth < LEVELS_OF_A_LESSON:
             # Also below what is not believed to be worth it: only what is drafted shows what lower levels promise.
             return np.union1d(worth, best_of_each(newest, can_grow(newest, members.bounds), np.minimum(1, top_ks)))
         return worth
