@@ -52,7 +52,8 @@ def workload(name: str, args: argparse.Namespace, info: ModelInfo, count: int, f
     else:
         prompts = load_workload(name, args.dataset_dir, info.tokenizer, first + count).prompts
         if len(prompts) <= first:
-            raise ValueError(f"{name} has {len(prompts)} prompts and none after number {first}; set a smaller --prompts-per-slot")
+            limits = "--prompts-per-slot or --least-prompts"
+            raise ValueError(f"{name} has {len(prompts)} prompts and none after number {first}; set a smaller {limits}")
     return Workload(name, prompts[first:])
 
 
@@ -60,20 +61,24 @@ def points(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, mode
     """Tokens per second of none, every fixed tree and adaptive ones, for each batch size, temperature and data set."""
     trees, bounds = [tree_shape(text) for text in args.trees], tree_shape(args.bounds)
     results = []
+    counts = {batch_size: max(args.least_prompts, args.prompts_per_slot * batch_size) for batch_size in args.batch_size}
+    # Those that no point has, of which there have to be some before hours of measuring begin.
+    others = {
+        dataset: workload(dataset, args, info, 4 * max(args.batch_size), first=max(counts.values())).prompts
+        for dataset in args.datasets
+    }
     progress = tqdm(total=len(args.batch_size) * len(args.temperatures) * len(args.datasets), unit="point", disable=None)
     for batch_size in args.batch_size:
         settings = [Setting(batch_size, NO_SPECULATION), *(Setting(batch_size, tree) for tree in trees)]
         settings.append(Setting(batch_size, bounds, is_adaptive=True))
         cores = [core_for(models, config, setting) for setting in settings]
-        num_prompts = max(args.least_prompts, args.prompts_per_slot * batch_size)
-        others = {dataset: workload(dataset, args, info, 4 * batch_size, first=num_prompts).prompts for dataset in args.datasets}
         # What lies in the past of a server that has been up for a while: other prompts of the same kinds.
         for dataset in args.datasets:
             for temperature in args.temperatures:
                 sampling = SamplingParams(temperature=temperature, seed=args.seed + 1, max_new_tokens=args.max_new_tokens)
                 generate(cores[-1], others[dataset][: max(4, batch_size)], sampling)
         for dataset in args.datasets:
-            prompts = workload(dataset, args, info, num_prompts).prompts
+            prompts = workload(dataset, args, info, counts[batch_size]).prompts
             for temperature in args.temperatures:
                 sampling = SamplingParams(
                     temperature=temperature, seed=args.seed, max_new_tokens=args.max_new_tokens, ignore_eos=dataset == HOSTILE
@@ -317,7 +322,7 @@ def main() -> None:
     parser.add_argument("--trees", nargs="+", default=["1,1,2", "2,1,3", "3,1,4", "3,2,8", "5,4,16"])
     parser.add_argument("--bounds", default="6,4,24", help="of the adaptive trees")
     parser.add_argument("--least-prompts", type=int, default=4, help="of a point")
-    parser.add_argument("--prompts-per-slot", type=int, default=3, help="prompts of a point, for each sequence of its batch")
+    parser.add_argument("--prompts-per-slot", type=int, default=2, help="prompts of a point, for each sequence of its batch")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--settle-seconds", type=float, default=10.0, help="of adaptive trees, before each point")

@@ -85,6 +85,7 @@ class DrafterChoice:
         return decision
 
     def _decided(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> Decision | None:
+        """`decide` by what drafts are worth alone."""
         if self._last and self.num_unasked and self._is_as_asked(self._last, sequences):
             self.num_unasked -= 1
             if self._last.is_trial:

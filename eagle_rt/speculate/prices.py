@@ -95,7 +95,7 @@ class RecentSteps:
         self._length = FIRST_LENGTH
 
     def counted(self, length: float) -> float:
-        """As how long a step with drafts counts, in plain ones: machines stand still now and then."""
+        """As how long a step with drafts counts, in plain ones, beside those before: machines stand still now and then."""
         length = min(length, LONGEST_STEP * self._length)
         self._length = self._memory * self._length + (1.0 - self._memory) * length
         return length
