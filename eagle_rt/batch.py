@@ -9,6 +9,7 @@ from torch import Tensor
 
 # The cache slots of a sequence's rows, in order; a range where they lie side by side, which can be read without copying them.
 Slots = NDArray[np.int64] | range
+NO_SLOTS = np.zeros(0, dtype=np.int64)
 
 
 def slots_at(slots: Slots, places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -34,6 +35,19 @@ class HostRows:
             else torch.from_numpy(own).to(device, torch.int32)
             for own in self.kv_slots
         ]
+
+    def firsts_and_table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """[B] the first slots of sequences whose slots lie side by side, and of the others -1 less where theirs begin in the table,
+        which holds those one after the other."""
+        firsts, table, num_scattered = [], [NO_SLOTS], 0
+        for own in self.kv_slots:
+            if isinstance(own, range):
+                firsts.append(own.start)
+            else:
+                firsts.append(-1 - num_scattered)
+                table.append(own)
+                num_scattered += len(own)
+        return np.array(firsts), np.concatenate(table)
 
 
 @dataclass(frozen=True)

@@ -153,10 +153,11 @@ class EngineConfig:
 
     attention_backend: str = option(
         "execution",
-        "torch: torch's own attention, sequence by sequence. triton: our kernel, all sequences in one launch, and captured steps. "
-        "flashinfer: its fa2 kernel, planned on the host. auto: torch, until the others have been measured.",
+        "torch: torch's own attention, like sequences together. numba: our kernel for CPUs, row by row. "
+        "triton: our kernel for GPUs, all sequences in one launch, and captured steps. flashinfer: its fa2 kernel, planned on the "
+        "host. auto: numba on a CPU where heads and precision allow it, else torch.",
         "auto",
-        choices=["auto", "torch", "triton", "flashinfer"],
+        choices=["auto", "torch", "numba", "triton", "flashinfer"],
     )
     cuda_graph_max_bs: int | None = option(
         "execution",

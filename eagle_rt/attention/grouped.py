@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from eagle_rt.attention.filled import filled
-from eagle_rt.batch import Batch, HostMask, HostRows, MaskWords
+from eagle_rt.batch import NO_SLOTS, Batch, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
 
 # Sequences go together if they have about as many queries and about as many rows as each other, since all are filled up to the
@@ -25,7 +25,7 @@ from eagle_rt.cache.pool import KVPool
 # queries times rows. More than MANY_QUERIES go alone. All for two cores of a Xeon.
 FEW_ROWS, MANY_ROWS = 256, 512
 MANY_QUERIES, CALL = 32, 4000
-NO_SLOTS, NOTHING_SEEN = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.bool_)
+NOTHING_SEEN = np.zeros((0, 0), dtype=np.bool_)
 
 
 @dataclass
@@ -133,16 +133,7 @@ def known_on_host(batch: Batch) -> tuple[NDArray, ...]:
         seen, widths = mask.visible, mask.widths
     elif mask is not None:
         seen, widths = np.zeros((len(batch.positions), mask.shape[2]), dtype=np.bool_), (mask.shape[2],) * len(mask)
-    firsts, table = [], [NO_SLOTS]
-    num_scattered = 0
-    for own in rows.kv_slots:
-        if isinstance(own, range):
-            firsts.append(own.start)
-        else:
-            firsts.append(-1 - num_scattered)
-            table.append(own)
-            num_scattered += len(own)
-    return np.array(batch.query_starts), np.array(rows.kv_lens), np.array(firsts), np.concatenate(table), np.array(widths), seen
+    return np.array(batch.query_starts), np.array(rows.kv_lens), *rows.firsts_and_table(), np.array(widths), seen
 
 
 def together(counts: list[int], lengths: Sequence[int]) -> list[list[int]]:

@@ -37,21 +37,20 @@ class ReferenceAttention:
         self._dtype = dtype
 
     def plan(self, batch: Batch, pool: KVPool) -> ReferencePlan:
-        assert isinstance(batch.rows, HostRows)
-        sequences = []
-        for b in range(batch.batch_size):
-            rows, slots = slice(batch.query_starts[b], batch.query_starts[b + 1]), batch.rows.kv_slots[b]
-            is_run = isinstance(slots, range)
-            kv_slots = slice(slots.start, slots.stop) if is_run else torch.from_numpy(slots).to(batch.tokens.device)
-            visible = visible_rows(batch, b, batch.rows.kv_lens[b])
-            bias = None
-            if visible is not None:
-                bias = torch.zeros(visible.shape, dtype=self._dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
-            sequences.append(SequencePlan(rows, kv_slots, bias, batch.positions[rows]))
-        return ReferencePlan(pool, tuple(sequences))
+        return ReferencePlan(pool, tuple(sequence_plan(batch, b, self._dtype) for b in range(batch.batch_size)))
 
     def run(self, queries: Tensor, layer: int, plan: ReferencePlan, window: int | None) -> Tensor:
         return torch.cat([run_sequence(queries[own.rows], plan.pool, layer, own, window) for own in plan.sequences])
+
+
+def sequence_plan(batch: Batch, b: int, dtype: torch.dtype) -> SequencePlan:
+    assert isinstance(batch.rows, HostRows)
+    rows, slots = slice(batch.query_starts[b], batch.query_starts[b + 1]), batch.rows.kv_slots[b]
+    kv_slots = slice(slots.start, slots.stop) if isinstance(slots, range) else torch.from_numpy(slots).to(batch.tokens.device)
+    visible, bias = visible_rows(batch, b, batch.rows.kv_lens[b]), None
+    if visible is not None:
+        bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+    return SequencePlan(rows, kv_slots, bias, batch.positions[rows])
 
 
 def run_sequence(queries: Tensor, pool: KVPool, layer: int, sequence: SequencePlan, window: int | None) -> Tensor:

@@ -10,16 +10,39 @@ from eagle_rt.attention.grouped import GroupedAttention
 
 
 def attention_backend(name: str, device: str, dtype: torch.dtype, head_dims: set[int]) -> AttentionBackend:
-    """auto is torch's own attention: the others have not been measured on a GPU yet.
+    """auto is our kernel for CPUs where it serves, and else torch's own attention: on a GPU nothing has been measured yet.
 
     Raises:
         ValueError: the backend cannot run here, or not with heads of these sizes.
     """
+    if name == "auto" and device == "cpu" and importlib.util.find_spec("numba") and not why_not_rows(dtype, head_dims):
+        name = "numba"
+    if name == "numba":
+        return numba_attention(device, dtype, head_dims)
     if name == "triton":
         return triton_attention(device)
     if name == "flashinfer":
         return flashinfer_attention(device, dtype, head_dims)
     return GroupedAttention(dtype)
+
+
+def numba_attention(device: str, dtype: torch.dtype, head_dims: set[int]) -> AttentionBackend:
+    if device != "cpu":
+        raise ValueError("--attention-backend numba is for a CPU; use triton")
+    if why_not := why_not_rows(dtype, head_dims):
+        raise ValueError(f"--attention-backend numba {why_not}; use torch")
+    require_package("numba")
+    from eagle_rt.attention.rows import RowAttention  # not everywhere is numba installed
+
+    return RowAttention(dtype)
+
+
+def why_not_rows(dtype: torch.dtype, head_dims: set[int]) -> str | None:
+    """What keeps our kernel for CPUs from serving."""
+    if dtype not in (torch.bfloat16, torch.float32):
+        return f"reads bfloat16 and float32, not {str(dtype).removeprefix('torch.')}"
+    odd = sorted(head_dim for head_dim in head_dims if head_dim % 16)
+    return f"takes heads of 16, 32, 48, ... dimensions, not {odd[0]}" if odd else None
 
 
 def triton_attention(device: str) -> AttentionBackend:

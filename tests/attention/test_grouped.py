@@ -1,5 +1,8 @@
 """Sequences that go through attention together against the same ones one by one."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
@@ -10,13 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from eagle_rt.attention import grouped
+from eagle_rt.attention import grouped, rows
 from eagle_rt.attention.grouped import GroupedAttention
 from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.attention.rows import RowAttention
 from eagle_rt.batch import Batch, HostMask, HostRows
 from eagle_rt.cache.pool import KVPool
 
-NUM_SLOTS, HEAD_DIM = 512, 8
+NUM_SLOTS, HEAD_DIM = 512, 16
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -25,6 +29,7 @@ def small_limits() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouped, "CALL", 25)
         patch.setattr(grouped, "MANY_QUERIES", 6)
+        patch.setattr(rows, "MANY_QUERIES", 6)
         patch.setattr(grouped, "FEW_ROWS", 12)
         patch.setattr(grouped, "MANY_ROWS", 24)
         yield
@@ -61,7 +66,9 @@ def random_batch(sizes: list[tuple[int, int, int, bool]], kind: str, seed: int) 
     return Batch(nothing, torch.cat(positions), nothing, tuple(starts), rows, tree_mask)
 
 
-def both(batch: Batch, dtype: torch.dtype, shared: int, window: int | None) -> tuple[Tensor, Tensor]:
+def both(
+    kind: type[GroupedAttention | RowAttention], batch: Batch, dtype: torch.dtype, shared: int, window: int | None
+) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     pool = KVPool(2, NUM_SLOTS, 2, HEAD_DIM, dtype, "cpu")
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
@@ -70,7 +77,7 @@ def both(batch: Batch, dtype: torch.dtype, shared: int, window: int | None) -> t
         seen[list(own)] = True
     pool.storage[:, ~seen] = torch.nan  # what another request's broken head may have left there
     queries = torch.randn(len(batch.positions), 2 * shared + 4, HEAD_DIM, generator=generator).to(dtype)[:, : 2 * shared]
-    reference, ours = ReferenceAttention(dtype), GroupedAttention(dtype)
+    reference, ours = ReferenceAttention(dtype), kind(dtype)
     plan = ours.plan(batch, pool)
     expected = torch.stack([reference.run(queries, layer, reference.plan(batch, pool), window) for layer in (0, 1)])
     # A layer that looks back only so far, between two that see everything.
@@ -81,6 +88,7 @@ def both(batch: Batch, dtype: torch.dtype, shared: int, window: int | None) -> t
 SIZES = st.tuples(st.integers(0, 30), st.integers(1, 8), st.integers(0, 3), st.booleans())
 
 
+@pytest.mark.parametrize("backend", [GroupedAttention, RowAttention])
 @settings(max_examples=150, deadline=None)
 @given(
     sizes=st.lists(SIZES, min_size=1, max_size=7),
@@ -91,12 +99,18 @@ SIZES = st.tuples(st.integers(0, 30), st.integers(1, 8), st.integers(0, 3), st.b
     seed=st.integers(0, 99),
 )
 @example(sizes=[(5, 1, 0, True), (9, 1, 0, False)], kind="causal", dtype=torch.float32, shared=1, window=None, seed=0)
-def test_grouped_equals_one_by_one(
-    sizes: list[tuple[int, int, int, bool]], kind: str, dtype: torch.dtype, shared: int, window: int | None, seed: int
+def test_all_at_once_equals_one_by_one(
+    backend: type[GroupedAttention | RowAttention],
+    sizes: list[tuple[int, int, int, bool]],
+    kind: str,
+    dtype: torch.dtype,
+    shared: int,
+    window: int | None,
+    seed: int,
 ) -> None:
     if kind == "alike":
         sizes = [(num_cached, sizes[0][1], sizes[0][2], is_run) for num_cached, _, _, is_run in sizes]
-    found, expected = both(random_batch(sizes, kind, seed), dtype, shared, window)
+    found, expected = both(backend, random_batch(sizes, kind, seed), dtype, shared, window)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
@@ -130,6 +144,16 @@ def test_what_goes_together() -> None:
     plan = GroupedAttention(torch.float32).plan(batch, KVPool(1, NUM_SLOTS, 1, HEAD_DIM, torch.float32, "cpu"))
     assert [group.shape for group in plan.groups] == [(1, 7, 12), (1, 1, 31), (3, 2, 7), (1, 5, 10), (1, 1, 16)]
     assert [group.views is not None for group in plan.groups] == [True, True, False, True, True]
+
+
+def test_threads_of_torch_stay_as_they_are() -> None:
+    """Numba, as it starts, gives all of them to everyone: so in a process of its own."""
+    script = (
+        "import torch; torch.set_num_threads(1)\n"
+        "from eagle_rt.attention.rows import RowAttention\n"
+        "RowAttention(torch.float32); assert torch.get_num_threads() == 1"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "NUMBA_NUM_THREADS": "2"})
 
 
 def test_what_is_kept_in_inference_mode_serves_outside_of_it() -> None:

@@ -9,12 +9,15 @@ from torch import Tensor
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.attention.grouped import GroupedAttention
 from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.attention.rows import RowAttention
 from eagle_rt.batch import Batch, HostRows
 from eagle_rt.cache.pool import KVPool
 
-HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
+HEADS, KV_HEADS, HEAD_DIM = 6, 2, 16
 BACKENDS = pytest.mark.parametrize(
-    "backend", [ReferenceAttention(torch.float32), GroupedAttention(torch.float32)], ids=["one by one", "grouped"]
+    "backend",
+    [ReferenceAttention(torch.float32), GroupedAttention(torch.float32), RowAttention(torch.float32)],
+    ids=["one by one", "grouped", "rows"],
 )
 
 

@@ -37,7 +37,7 @@ def fake_step(core: EngineCore, on_mark: Callable[[str], None] = lambda name: No
 
 @pytest.mark.parametrize("tree", [None, (1, 1, 2), (3, 1, 4), (4, 3, 12), (5, 8, 32)], ids=str)
 def test_no_step_reads_a_tensor(target_dir: Path, head_dir: Path, tree: tuple[int, int, int] | None) -> None:
-    outcome = fake_step(make_core(target_dir, head_dir, tree, dtype="bfloat16"))
+    outcome = fake_step(make_core(target_dir, head_dir, tree, dtype="bfloat16", attention_backend="torch"))
     num_nodes, depth = (tree[2], min(tree[0], tree[2] - 1)) if tree else (1, 0)
     assert outcome.tree.tokens.shape == (3, num_nodes)
     assert outcome.acceptance.tokens.shape == (3, depth + 1)
@@ -45,7 +45,7 @@ def test_no_step_reads_a_tensor(target_dir: Path, head_dir: Path, tree: tuple[in
 
 @pytest.mark.parametrize("read", [Tensor.item, Tensor.tolist, torch.nonzero], ids=["item", "tolist", "nonzero"])
 def test_a_step_that_reads_one_would_be_caught(target_dir: Path, head_dir: Path, read: Callable[[Tensor], object]) -> None:
-    core = make_core(target_dir, head_dir, (2, 2, 4), dtype="bfloat16")
+    core = make_core(target_dir, head_dir, (2, 2, 4), dtype="bfloat16", attention_backend="torch")
     original = core.runner.stepper.drafter.propose
 
     def reading(sequences):

@@ -1,0 +1,113 @@
+"""Attention on a CPU by our own kernel, row by row, for those that are decoded, and by torch's for prompts that are read.
+
+The twin is `ReferenceAttention`, which leaves all to torch.
+"""
+
+from dataclasses import dataclass, field
+
+import numba
+import numpy as np
+import torch
+from numba.core.config import NUMBA_NUM_THREADS  # pyright: ignore[reportAttributeAccessIssue]
+from numpy.typing import NDArray
+from torch import Tensor
+
+from eagle_rt.attention.reference import SequencePlan, run_sequence, sequence_plan
+from eagle_rt.batch import Batch, HostMask, HostRows, MaskWords
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels.row_attention import LANES, row_attention
+
+# The integers that hold two neighbouring numbers of a row.
+PAIRS = {torch.bfloat16: torch.int32, torch.float32: torch.int64}
+# A sequence of more queries is multiplied as a matrix.
+MANY_QUERIES = 32
+NOTHING_SEEN = np.zeros((0, 0), dtype=np.bool_)
+Ints = NDArray[np.int64]
+
+
+@dataclass
+class RowPlan:
+    """alone: the sequences that go through torch. positions: [R] of the other rows, which layers with a window look at.
+
+    cache: [L, S, 2, kv heads, P] pairs. rows, prefixes, widths, seen, firsts, table: see `row_attention`.
+    """
+
+    pool: KVPool
+    alone: list[SequencePlan]
+    positions: Ints
+    cache: NDArray
+    rows: Ints
+    prefixes: Ints
+    widths: Ints
+    seen: NDArray[np.bool_]
+    firsts: Ints
+    table: Ints
+    lows: dict[int | None, Ints] = field(default_factory=dict)
+
+    def lows_of(self, window: int | None) -> Ints:
+        """[R] the first places that rows see. A drafted row's position is at most what its place in the cache says, so no drafted
+        row falls out of the window here."""
+        if window not in self.lows:
+            self.lows[window] = np.zeros_like(self.rows) if window is None else np.maximum(self.positions - window + 1, 0)
+        return self.lows[window]
+
+
+class RowAttention:
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        num_threads = torch.get_num_threads()
+        # Compiled now rather than in the first pass.
+        nothing = torch.zeros(1, dtype=torch.int64)
+        batch = Batch(nothing, nothing, nothing, (0, 1), HostRows((1,), (range(1),)), None)
+        pool = KVPool(1, 1, 1, 2 * LANES, dtype, "cpu")
+        self.run(torch.zeros(1, 1, 2 * LANES, dtype=dtype), 0, self.plan(batch, pool), None)
+        torch.set_num_threads(num_threads)  # numba, as it starts, gives OpenMP, and thus torch, all of them
+
+    def plan(self, batch: Batch, pool: KVPool) -> RowPlan:
+        assert isinstance(batch.rows, HostRows)
+        numba.set_num_threads(min(torch.get_num_threads(), NUMBA_NUM_THREADS))  # of the thread that calls
+        starts, lengths = np.array(batch.query_starts), np.array(batch.rows.kv_lens)
+        counts = np.diff(starts)
+        owners, rows = np.repeat(np.arange(batch.batch_size), counts), np.arange(starts[-1])
+        alone = []
+        if counts.max() > MANY_QUERIES:
+            alone = [sequence_plan(batch, int(b), self._dtype) for b in np.flatnonzero(counts > MANY_QUERIES)]
+            rows = np.flatnonzero((counts <= MANY_QUERIES)[owners])
+            owners = owners[rows]
+        if batch.tree_mask is None:
+            seen, widths = NOTHING_SEEN, np.zeros_like(rows)
+            prefixes = rows + 1 + (lengths - starts[1:])[owners]
+        else:
+            seen, widths = host_mask(batch.tree_mask)
+            widths = widths[owners]
+            prefixes = lengths[owners] - widths
+        firsts, table = batch.rows.firsts_and_table()
+        cache = pool.storage.view(PAIRS[self._dtype]).numpy()
+        return RowPlan(pool, alone, batch.positions.numpy()[rows], cache, rows, prefixes, widths, seen, firsts[owners], table)
+
+    def run(self, queries: Tensor, layer: int, plan: RowPlan, window: int | None) -> Tensor:
+        queries = queries.contiguous()
+        outputs, pairs = torch.empty_like(queries), PAIRS[self._dtype]
+        row_attention(
+            queries.view(pairs).numpy(),
+            plan.cache[layer],
+            outputs.view(pairs).numpy(),
+            plan.rows,
+            plan.lows_of(window),
+            plan.prefixes,
+            plan.widths,
+            plan.seen,
+            plan.firsts,
+            plan.table,
+        )
+        for own in plan.alone:
+            outputs[own.rows] = run_sequence(queries[own.rows], plan.pool, layer, own, window)
+        return outputs
+
+
+def host_mask(mask: Tensor | MaskWords | HostMask) -> tuple[NDArray[np.bool_], Ints]:
+    """What rows [T] see of C columns, and the widths [B] that are theirs."""
+    assert not isinstance(mask, MaskWords)
+    if isinstance(mask, HostMask):
+        return mask.visible, np.array(mask.widths)
+    return mask.flatten(0, 1).numpy(), np.full(len(mask), mask.shape[2])
