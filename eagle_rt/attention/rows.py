@@ -21,6 +21,8 @@ from eagle_rt.kernels.row_attention import LANES, row_attention
 PAIRS = {torch.bfloat16: torch.int32, torch.float32: torch.int64}
 # A sequence of more queries is multiplied as a matrix.
 MANY_QUERIES = 32
+# Rows of a sequence that one thread takes through its cache.
+TOGETHER = 8
 NOTHING_SEEN = np.zeros((0, 0), dtype=np.bool_)
 Ints = NDArray[np.int64]
 
@@ -29,7 +31,7 @@ Ints = NDArray[np.int64]
 class RowPlan:
     """alone: the sequences that go through torch. positions: [R] of the other rows, which layers with a window look at.
 
-    cache: [L, S, 2, kv heads, P] pairs. rows, prefixes, widths, seen, firsts, table: see `row_attention`.
+    cache: [L, S, 2, kv heads, P] pairs. rows, bounds, prefixes, widths, seen, firsts, table: see `row_attention`.
     """
 
     pool: KVPool
@@ -37,6 +39,7 @@ class RowPlan:
     positions: Ints
     cache: NDArray
     rows: Ints
+    bounds: Ints
     prefixes: Ints
     widths: Ints
     seen: NDArray[np.bool_]
@@ -81,9 +84,12 @@ class RowAttention:
             seen, widths = host_mask(batch.tree_mask)
             widths = widths[owners]
             prefixes = lengths[owners] - widths
+        bounds = np.append(np.flatnonzero((rows - starts[owners]) % TOGETHER == 0), len(rows))
         firsts, table = batch.rows.firsts_and_table()
         cache = pool.storage.view(PAIRS[self._dtype]).numpy()
-        return RowPlan(pool, alone, batch.positions.numpy()[rows], cache, rows, prefixes, widths, seen, firsts[owners], table)
+        return RowPlan(
+            pool, alone, batch.positions.numpy()[rows], cache, rows, bounds, prefixes, widths, seen, firsts[owners], table
+        )
 
     def run(self, queries: Tensor, layer: int, plan: RowPlan, window: int | None) -> Tensor:
         queries = queries.contiguous()
@@ -93,6 +99,7 @@ class RowAttention:
             plan.cache[layer],
             outputs.view(pairs).numpy(),
             plan.rows,
+            plan.bounds,
             plan.lows_of(window),
             plan.prefixes,
             plan.widths,
@@ -109,5 +116,5 @@ def host_mask(mask: Tensor | MaskWords | HostMask) -> tuple[NDArray[np.bool_], I
     """What rows [T] see of C columns, and the widths [B] that are theirs."""
     assert not isinstance(mask, MaskWords)
     if isinstance(mask, HostMask):
-        return mask.visible, np.array(mask.widths)
-    return mask.flatten(0, 1).numpy(), np.full(len(mask), mask.shape[2])
+        return np.ascontiguousarray(mask.visible), np.array(mask.widths)
+    return np.ascontiguousarray(mask.flatten(0, 1).numpy()), np.full(len(mask), mask.shape[2])

@@ -21,7 +21,9 @@ from numba.extending import intrinsic, models, register_model
 # Numbers of a vector: those of an AVX2 register. The pairs of a row are a multiple of it.
 LANES = 8
 LEAST = np.float32(-126)  # the least exponent of a float32
-ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
+ZERO, HALF, ONE, NOTHING = np.float32(0), np.float32(0.5), np.float32(1), np.float32(-1e30)
+# Rows of a cache that go through the caches of a processor together, for all queries.
+BLOCK = 64
 LOG2_E = np.float32(1 / math.log(2))
 # 2 ** x for |x| <= 1/2: Taylor's series up to the sixth power, within 1e-7.
 C1, C2, C3, C4, C5, C6 = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
@@ -62,7 +64,7 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any
 
 @operation
 def load(_: Any, array: Any, index: Any) -> Any:
-    """The vector of a flat array that begins at an index."""
+    """The vector that begins at an index of an array, counted as if it were flat."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.load(_pointer(context, builder, array, *values), align=array.dtype.bitwidth // 8)
@@ -189,41 +191,63 @@ def exp2(x: np.float32) -> np.float32:
 
 
 @njit(cache=True, fastmath=set(FLAGS))
-def softmax(scores: np.ndarray) -> np.float32:
-    """Scores [n] to the base 2 become weights, still to be divided by their sum, which is returned."""
-    most, total = scores[0], ZERO
+def softmax(scores: np.ndarray, most: np.float32) -> tuple[np.float32, np.float32, np.float32]:
+    """Scores [n] to the base 2 become weights, still to be divided by the sum of all (Milakov and Gimelshein, 2018).
+
+    most: of the scores before. Returns the most of all so far, what weights before are to be multiplied with, and the sum of these.
+    """
+    highest, total = most, ZERO
     for score in scores:
-        most = max(most, score)
+        highest = max(highest, score)
     for j in range(len(scores)):
-        scores[j] = exp2(scores[j] - most)
+        scores[j] = exp2(scores[j] - highest)
         total += scores[j]
-    return total
+    return highest, exp2(most - highest), total
 
 
 @njit(cache=True, fastmath=set(FLAGS))
-def score_keys(even: np.ndarray, odd: np.ndarray, rows: np.ndarray, starts: np.ndarray, scores: np.ndarray) -> None:
-    """scores [2, n] of two queries for n keys. even, odd: [2 * P] the numbers of both queries at even and at odd dimensions.
-    rows: the flat pairs of a cache; starts: [n] where the keys begin there."""
-    num_pairs = len(even) // 2
-    for j, start in enumerate(starts):
+def read_query(queries: np.ndarray, place: int, scale: np.float32, even: np.ndarray, odd: np.ndarray) -> None:
+    """Fills even, odd [P] with the numbers, scaled, of the pairs that begin at a place."""
+    for i in range(0, len(even), LANES):
+        pairs = load(queries, place + i)
+        store(even, i, multiply(first_of(pairs), spread(scale)))
+        store(odd, i, multiply(second_of(pairs), spread(scale)))
+
+
+@njit(cache=True, fastmath=set(FLAGS))
+def write_output(even: np.ndarray, odd: np.ndarray, scale: np.float32, outputs: np.ndarray, place: int) -> None:
+    """The other way round."""
+    for i in range(0, len(even), LANES):
+        store_pairs(outputs, place + i, multiply(load(even, i), spread(scale)), multiply(load(odd, i), spread(scale)))
+
+
+@njit(cache=True, fastmath=set(FLAGS))
+def score_keys(even: np.ndarray, odd: np.ndarray, cache: np.ndarray, keys: np.ndarray, scores: np.ndarray) -> None:
+    """Fills scores [2, n] of two queries, even, odd [2, P], for the keys that begin at places [n]."""
+    num_pairs = even.shape[1]
+    for j, key in enumerate(keys):
         one = other = spread(ZERO)
         for i in range(0, num_pairs, LANES):
-            key = load(rows, start + i)
-            key_even, key_odd = first_of(key), second_of(key)
+            pairs = load(cache, key + i)
+            key_even, key_odd = first_of(pairs), second_of(pairs)
             one = add_product(add_product(one, key_even, load(even, i)), key_odd, load(odd, i))
             other = add_product(add_product(other, key_even, load(even, num_pairs + i)), key_odd, load(odd, num_pairs + i))
         scores[0, j], scores[1, j] = sum_of(one), sum_of(other)
 
 
 @njit(cache=True, fastmath=set(FLAGS))
-def add_values(weights: np.ndarray, rows: np.ndarray, starts: np.ndarray, offset: int, even: np.ndarray, odd: np.ndarray) -> None:
-    """Fills even, odd [2 * P]: the values of n rows, `offset` pairs after their keys, by both weights [2, n] that each has."""
-    num_pairs = len(even) // 2
+def add_values(
+    weights: np.ndarray, cache: np.ndarray, keys: np.ndarray, offset: int, factors: np.ndarray, even: np.ndarray, odd: np.ndarray
+) -> None:
+    """Multiplies even, odd [2, P] with factors [2] and adds the values, an offset behind their keys [n], by weights [2, n]."""
+    num_pairs = even.shape[1]
     for i in range(0, num_pairs, LANES):
-        one_even = one_odd = other_even = other_odd = spread(ZERO)
-        for j, start in enumerate(starts):
-            value = load(rows, start + offset + i)
-            value_even, value_odd = first_of(value), second_of(value)
+        one_even, one_odd = multiply(load(even, i), spread(factors[0])), multiply(load(odd, i), spread(factors[0]))
+        other_even = multiply(load(even, num_pairs + i), spread(factors[1]))
+        other_odd = multiply(load(odd, num_pairs + i), spread(factors[1]))
+        for j, key in enumerate(keys):
+            pairs = load(cache, key + offset + i)
+            value_even, value_odd = first_of(pairs), second_of(pairs)
             one, other = spread(weights[0, j]), spread(weights[1, j])
             one_even, one_odd = add_product(one_even, one, value_even), add_product(one_odd, one, value_odd)
             other_even, other_odd = add_product(other_even, other, value_even), add_product(other_odd, other, value_odd)
@@ -239,6 +263,7 @@ def row_attention(
     cache: np.ndarray,
     outputs: np.ndarray,
     rows: np.ndarray,
+    bounds: np.ndarray,
     lows: np.ndarray,
     prefixes: np.ndarray,
     widths: np.ndarray,
@@ -249,40 +274,46 @@ def row_attention(
     """Fills some rows [R] of outputs [T, heads, P], attention of queries [T, heads, P] over a cache [S, 2, kv heads, P].
 
     All are pairs, int32 of bfloat16 or int64 of float32. Of its sequence each of the R rows sees the places from lows to prefixes,
-    and of `widths` places from there on those that seen [T, C] says. firsts: [R] the first slots of sequences whose slots lie side
-    by side, and of the others -1 less where theirs begin in the table.
+    and of `widths` places from there on those that seen [T, C] says. bounds: [n + 1] where runs of rows begin and end that are of
+    one sequence: they go through its cache together, block by block, so that it is read from memory once. firsts, table: of the
+    R rows' sequences, see `HostRows.firsts_and_table`.
     """
     num_heads, num_kv_heads, num_pairs = queries.shape[1], cache.shape[2], cache.shape[3]
     num_shared = num_heads // num_kv_heads
-    scale = spread(LOG2_E / np.sqrt(np.float32(2 * num_pairs)))
-    flat_queries, flat_cache, flat_outputs = queries.reshape(-1), cache.reshape(-1), outputs.reshape(-1)
-    for item in prange(len(rows) * num_kv_heads):
-        index, kv_head = item // num_kv_heads, item % num_kv_heads
-        row, prefix, first, num_seen = rows[index], prefixes[index], firsts[index], 0
-        starts = np.empty(prefix + widths[index] - lows[index], dtype=np.int64)
-        for place in range(lows[index], prefix + widths[index]):
-            if place < prefix or seen[row, place - prefix]:
+    scale = LOG2_E / np.sqrt(np.float32(2 * num_pairs))
+    for item in prange((len(bounds) - 1) * num_kv_heads):
+        kv_head, begin, end = item % num_kv_heads, bounds[item // num_kv_heads], bounds[item // num_kv_heads + 1]
+        # Two heads of a row at a time; of an odd number the last goes with itself.
+        shape = (end - begin, (num_shared + 1) // 2, 2, num_pairs)
+        query_even, query_odd = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.float32)
+        even, odd = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
+        places, most = np.empty(shape[:3], dtype=np.int64), np.full(shape[:3], NOTHING, dtype=np.float32)
+        total, factors = np.zeros(shape[:3], dtype=np.float32), np.empty(2, dtype=np.float32)
+        for r, c, k in np.ndindex(shape[:3]):
+            head = kv_head * num_shared + min(2 * c + k, num_shared - 1)
+            places[r, c, k] = (rows[begin + r] * num_heads + head) * num_pairs
+            read_query(queries, int(places[r, c, k]), scale, query_even[r, c, k], query_odd[r, c, k])
+        block, visible = np.empty(BLOCK, dtype=np.int64), np.empty(BLOCK, dtype=np.int64)
+        scores = np.empty((2, BLOCK), dtype=np.float32)
+        first, length = firsts[begin], prefixes[end - 1] + widths[end - 1]
+        for start in range(lows[begin:end].min(), length, BLOCK):
+            stop = min(start + BLOCK, length)
+            for place in range(start, stop):
                 slot = first + place if first >= 0 else table[place - 1 - first]
-                starts[num_seen] = (slot * 2 * num_kv_heads + kv_head) * num_pairs
-                num_seen += 1
-        starts = starts[:num_seen]
-        weights = np.empty((2, num_seen), dtype=np.float32)
-        even, odd = np.empty(2 * num_pairs, dtype=np.float32), np.empty(2 * num_pairs, dtype=np.float32)
-        last = (kv_head + 1) * num_shared - 1
-        for head in range(last + 1 - num_shared, last + 1, 2):
-            # Of an odd number the last goes with itself.
-            both = (head, min(head + 1, last))
-            for k in range(2):
-                own = (row * num_heads + both[k]) * num_pairs
-                for i in range(0, num_pairs, LANES):
-                    query = load(flat_queries, own + i)
-                    store(even, k * num_pairs + i, multiply(first_of(query), scale))
-                    store(odd, k * num_pairs + i, multiply(second_of(query), scale))
-            score_keys(even, odd, flat_cache, starts, weights)
-            totals = (softmax(weights[0]), softmax(weights[1]))
-            add_values(weights, flat_cache, starts, num_kv_heads * num_pairs, even, odd)
-            for k in range(2):
-                own, share = (row * num_heads + both[k]) * num_pairs, spread(ONE / totals[k])
-                for i in range(0, num_pairs, LANES):
-                    evens, odds = load(even, k * num_pairs + i), load(odd, k * num_pairs + i)
-                    store_pairs(flat_outputs, own + i, multiply(evens, share), multiply(odds, share))
+                block[place - start] = (slot * 2 * num_kv_heads + kv_head) * num_pairs
+            for r in range(end - begin):
+                low, prefix, width, num_seen = lows[begin + r], prefixes[begin + r], widths[begin + r], 0
+                for place in range(max(low, start), min(prefix + width, stop)):
+                    if place < prefix or seen[rows[begin + r], place - prefix]:
+                        visible[num_seen] = block[place - start]
+                        num_seen += 1
+                if num_seen:
+                    keys = visible[:num_seen]
+                    for c in range(shape[1]):
+                        score_keys(query_even[r, c], query_odd[r, c], cache, keys, scores)
+                        for k in range(2):
+                            most[r, c, k], factors[k], added = softmax(scores[k, :num_seen], most[r, c, k])
+                            total[r, c, k] = total[r, c, k] * factors[k] + added
+                        add_values(scores, cache, keys, num_kv_heads * num_pairs, factors, even[r, c], odd[r, c])
+        for r, c, k in np.ndindex(shape[:3]):
+            write_output(even[r, c, k], odd[r, c, k], np.float32(ONE / total[r, c, k]), outputs, int(places[r, c, k]))

@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -19,6 +21,7 @@ from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.rows import RowAttention
 from eagle_rt.batch import Batch, HostMask, HostRows
 from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels.row_attention import row_attention
 
 NUM_SLOTS, HEAD_DIM = 512, 16
 
@@ -144,6 +147,19 @@ def test_what_goes_together() -> None:
     plan = GroupedAttention(torch.float32).plan(batch, KVPool(1, NUM_SLOTS, 1, HEAD_DIM, torch.float32, "cpu"))
     assert [group.shape for group in plan.groups] == [(1, 7, 12), (1, 1, 31), (3, 2, 7), (1, 5, 10), (1, 1, 16)]
     assert [group.views is not None for group in plan.groups] == [True, True, False, True, True]
+
+
+def test_a_kernel_is_compiled_once_for_each_precision() -> None:
+    """Another memory layout of an argument is another kernel: it would be compiled in the middle of serving."""
+    for dtype in (torch.float32, torch.bfloat16):
+        RowAttention(dtype)
+    for kind in ("causal", "each", "alike"):
+        for is_run in (True, False):
+            both(RowAttention, random_batch([(5, 2, 1, is_run), (9, 2, 1, is_run)], kind, 0), torch.float32, 3, None)
+    wide = np.ones((2, 9), dtype=np.bool_)
+    batch = random_batch([(5, 2, 0, True)], "each", 0)
+    both(RowAttention, replace(batch, tree_mask=HostMask(wide[:, :2], (2,))), torch.bfloat16, 1, None)
+    assert len(row_attention.signatures) == 2
 
 
 def test_threads_of_torch_stay_as_they_are() -> None:
