@@ -19,8 +19,8 @@ from eagle_rt.kernels.row_attention import LANES, row_attention
 
 # The integers that hold two neighbouring numbers of a row.
 PAIRS = {torch.bfloat16: torch.int32, torch.float32: torch.int64}
-# A sequence of more queries is multiplied as a matrix.
-MANY_QUERIES = 32
+# A sequence of more queries is multiplied as a matrix, by torch; of a text of more rows sooner.
+MANY_QUERIES, MANY_ROWS, MANY_QUERIES_OF_MANY_ROWS = 32, 256, 8
 # Rows of a sequence that one thread takes through its cache.
 TOGETHER = 8
 NOTHING_SEEN = np.zeros((0, 0), dtype=np.bool_)
@@ -72,10 +72,10 @@ class RowAttention:
         starts, lengths = np.array(batch.query_starts), np.array(batch.rows.kv_lens)
         counts = np.diff(starts)
         owners, rows = np.repeat(np.arange(batch.batch_size), counts), np.arange(starts[-1])
-        alone = []
-        if counts.max() > MANY_QUERIES:
-            alone = [sequence_plan(batch, int(b), self._dtype) for b in np.flatnonzero(counts > MANY_QUERIES)]
-            rows = np.flatnonzero((counts <= MANY_QUERIES)[owners])
+        are_many = counts > np.where(lengths > MANY_ROWS, MANY_QUERIES_OF_MANY_ROWS, MANY_QUERIES)
+        alone = [sequence_plan(batch, int(b), self._dtype) for b in np.flatnonzero(are_many)]
+        if alone:
+            rows = np.flatnonzero(~are_many[owners])
             owners = owners[rows]
         if batch.tree_mask is None:
             seen, widths = NOTHING_SEEN, np.zeros_like(rows)
