@@ -13,13 +13,14 @@ def uncompiled(function: F) -> F:
 
 
 if TYPE_CHECKING:
-    compiled = uncompiled
+    compiled, is_compiled = uncompiled, True
 else:
     try:
         from numba import njit
     except ImportError:
-        compiled = uncompiled
+        compiled, is_compiled = uncompiled, False
     else:
+        is_compiled = True
 
         def compiled(function: F) -> F:
             """For good, where there is a place to keep it."""

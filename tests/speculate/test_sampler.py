@@ -8,13 +8,12 @@ from scipy import stats
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from eagle_rt.kernels.contenders import LEAST_VOCABULARY
 from eagle_rt.speculate.sampler import SamplingBatch, filter_tokens, perturbed_logits, target_choice
 from eagle_rt.tree.draft_tree import DraftTree
 from eagle_rt.tree.verify import walk
 
 NUM_DRAWS = 20_000
-VOCAB_SIZE = 12
+VOCAB_SIZE, MANY_TOKENS = 12, 16391
 
 
 def settings(seeds: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> SamplingBatch:
@@ -127,7 +126,7 @@ def test_a_draw_at_the_wrong_temperature_fails() -> None:
 def test_noise_that_cannot_matter_is_left_out(spread: float, margin: float, top_k: int) -> None:
     """Of flat and of steep logits: what is kept is as it would be, what is left out is further below the best than allowed."""
     generator = torch.Generator().manual_seed(int(spread))
-    logits = (torch.randn(6, 2, LEAST_VOCABULARY + 7, generator=generator) * spread).bfloat16()
+    logits = (torch.randn(6, 2, MANY_TOKENS, generator=generator) * spread).bfloat16()
     batch = settings(torch.tensor([1, 2, 2**62 + 3, -5, 7, 8]), 0.7, top_k=top_k)
     positions = torch.arange(12).view(6, 2) * 1000
     tokens = torch.randperm(logits.shape[-1], generator=generator)
@@ -144,7 +143,7 @@ def test_noise_that_cannot_matter_is_left_out(spread: float, margin: float, top_
 def test_a_draw_from_many_tokens_is_that_of_its_twin(spread: float) -> None:
     """Beside a greedy sequence, whose choice is its best token."""
     generator = torch.Generator().manual_seed(int(spread))
-    logits = (torch.randn(9, 3, LEAST_VOCABULARY + 7, generator=generator) * spread).bfloat16()
+    logits = (torch.randn(9, 3, MANY_TOKENS, generator=generator) * spread).bfloat16()
     batch = settings(torch.arange(9) * 2**40 + 11, 0.7)
     temperature = torch.tensor([0.7, 1.0, 0.0, 1e-6, 100.0, 0.3, 1.0, 1.0, 1.0])
     batch = replace(batch, temperature=temperature, sampled=torch.nonzero(temperature)[:, 0])
@@ -157,12 +156,12 @@ def test_a_draw_from_many_tokens_is_that_of_its_twin(spread: float) -> None:
 
 @pytest.mark.parametrize("odd", [torch.inf, -torch.inf, torch.nan])
 def test_rows_without_numbers_draw_something(odd: float) -> None:
-    logits = torch.zeros(1, 2, LEAST_VOCABULARY)
+    logits = torch.zeros(1, 2, MANY_TOKENS)
     logits[0, 0] = odd
     logits[0, 1, 5] = odd
     batch, positions = settings(torch.tensor([1]), 1.0), torch.zeros(1, 2, dtype=torch.int64)
     choice = target_choice(logits, positions, batch)
-    assert ((choice >= 0) & (choice < LEAST_VOCABULARY)).all()
+    assert ((choice >= 0) & (choice < MANY_TOKENS)).all()
     assert (choice[0, 1] == 5) == (odd == torch.inf or odd != odd)
-    kept = perturbed_logits(logits, positions, batch, torch.arange(LEAST_VOCABULARY), 0.0)
+    kept = perturbed_logits(logits, positions, batch, torch.arange(MANY_TOKENS), 0.0)
     assert kept[0, 1].argmax() == choice[0, 1]
