@@ -89,7 +89,7 @@ def contenders(logits: Floats, ids: Words, low_keys: Words, high_keys: Words, ma
         for first in range(0, num_tokens, TOGETHER):
             count = min(TOGETHER, num_tokens - first)
             noise_bits(ids[first : first + count], low, high, bits)
-            come_near(own[first : first + count], bits, np.float32(floor), is_near)
+            come_near(own[first : first + count], bits, np.float32(floor - 1e-6 * abs(floor)), is_near)
             for index in range(count):
                 if takes_all or is_near[index]:
                     places[num_found], found[num_found] = first + index, bits[index]

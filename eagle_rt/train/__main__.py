@@ -92,6 +92,8 @@ def fit(args: argparse.Namespace) -> None:
     if local_rank == 0:
         print("\n".join(trainer.memory()), file=sys.stderr)
     trainer.run(args.run_dir)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # a process that ends with its threads running may be aborted
 
 
 def start_processes(device: str) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.prepare import decode_sequences
 from eagle_rt.engine.request import SamplingParams
+from eagle_rt.kernels import contenders
 from eagle_rt.speculate.step import StepOutcome
 
 SETTINGS = [
@@ -29,9 +31,9 @@ def fake_step(core: EngineCore, on_mark: Callable[[str], None] = lambda name: No
         core.step()
     core.scheduler.plan()
     runner = core.runner
-    shape = runner.tree_shape
+    shape, as_on_a_gpu = runner.tree_shape, patch.object(contenders, "is_compiled", False)
     sequences = decode_sequences(tuple(core.scheduler.running), shape.num_scratch_rows, runner._page_size, "cpu")
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode():
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode(), as_on_a_gpu:
         return runner.stepper.step(sequences, on_mark)
 
 
