@@ -29,6 +29,9 @@ def test_the_kernel_serves_what_torch_serves(target_dir: Path, head_dir: Path, t
 
 REASONS = {
     "needs a GPU; use torch, or set": ("triton", "cpu", torch.float32, {64}),
+    "numba is for a CPU; use triton": ("numba", "cuda", torch.bfloat16, {64}),
+    "numba reads bfloat16 and float32, not float16; use torch": ("numba", "cpu", torch.float16, {64}),
+    "numba takes heads of 16, 32, 48, ... dimensions, not 40": ("numba", "cpu", torch.float32, {64, 40}),
     "flashinfer needs a GPU": ("flashinfer", "cpu", torch.bfloat16, {64}),
     "computes in bfloat16 or float16 only": ("flashinfer", "cuda", torch.float32, {64}),
     "no kernel for heads of 80 dimensions": ("flashinfer", "cuda", torch.bfloat16, {64, 80}),
@@ -42,6 +45,18 @@ def test_a_backend_that_cannot_run_says_why(reason: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "flashinfer" else object())
     with pytest.raises(ValueError, match=reason):
         attention_backend(*REASONS[reason])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dims", "kind"),
+    [
+        (torch.bfloat16, {64, 32}, "RowAttention"),
+        (torch.float16, {64}, "GroupedAttention"),
+        (torch.float32, {64, 8}, "GroupedAttention"),
+    ],
+)
+def test_auto_is_our_kernel_where_it_serves(dtype: torch.dtype, head_dims: set[int], kind: str) -> None:
+    assert type(attention_backend("auto", "cpu", dtype, head_dims)).__name__ == kind
 
 
 class WrapperOnPaper:
