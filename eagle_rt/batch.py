@@ -10,6 +10,8 @@ from torch import Tensor
 # The cache slots of a sequence's rows, in order; a range where they lie side by side, which can be read without copying them.
 Slots = NDArray[np.int64] | range
 NO_SLOTS = np.zeros(0, dtype=np.int64)
+# What a `HostMask` would show where there is none.
+NOTHING_SEEN = np.zeros((0, 0), dtype=np.bool_)
 
 
 def slots_at(slots: Slots, places: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from eagle_rt.attention.filled import filled
-from eagle_rt.batch import NO_SLOTS, Batch, HostMask, HostRows, MaskWords
+from eagle_rt.batch import NO_SLOTS, NOTHING_SEEN, Batch, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
 
 # Sequences go together if they have about as many queries and about as many rows as each other, since all are filled up to the
@@ -25,7 +25,6 @@ from eagle_rt.cache.pool import KVPool
 # queries times rows. More than MANY_QUERIES go alone. All for two cores of a Xeon.
 FEW_ROWS, MANY_ROWS = 256, 512
 MANY_QUERIES, CALL = 32, 4000
-NOTHING_SEEN = np.zeros((0, 0), dtype=np.bool_)
 
 
 @dataclass

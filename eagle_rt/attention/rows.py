@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eagle_rt.attention.reference import SequencePlan, run_sequence, sequence_plan
-from eagle_rt.batch import Batch, HostMask, HostRows, MaskWords
+from eagle_rt.batch import NOTHING_SEEN, Batch, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.row_attention import LANES, row_attention
 
@@ -23,7 +23,6 @@ PAIRS = {torch.bfloat16: torch.int32, torch.float32: torch.int64}
 MANY_QUERIES, MANY_ROWS, MANY_QUERIES_OF_MANY_ROWS = 32, 256, 8
 # Rows of a sequence that one thread takes through its cache.
 TOGETHER = 8
-NOTHING_SEEN = np.zeros((0, 0), dtype=np.bool_)
 Ints = NDArray[np.int64]
 
 
@@ -56,6 +55,8 @@ class RowPlan:
 
 
 class RowAttention:
+    """Every row by itself, as `row_attention` takes it, but sequences of many queries, which torch takes one after the other."""
+
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         num_threads = torch.get_num_threads()

@@ -41,6 +41,7 @@ def why_not_rows(dtype: torch.dtype, head_dims: set[int]) -> str | None:
     """What keeps our kernel for CPUs from serving."""
     if dtype not in (torch.bfloat16, torch.float32):
         return f"reads bfloat16 and float32, not {str(dtype).removeprefix('torch.')}"
+    # Halves of a row are whole vectors: twice the kernel's LANES, which cannot be imported without numba.
     odd = sorted(head_dim for head_dim in head_dims if head_dim % 16)
     return f"takes heads of 16, 32, 48, ... dimensions, not {odd[0]}" if odd else None
 
