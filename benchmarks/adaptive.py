@@ -280,14 +280,14 @@ def overhead(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, mo
 
         def begin_timed(*arguments: Any, begin: Callable[..., DraftPlan] = begin, timed: Callable = timed) -> DraftPlan:
             plan = begin(*arguments)
-            for name in ("values", "expand", "keep", "learn"):
+            for name in ("expand", "keep", "learn"):
                 setattr(plan, name, timed(getattr(plan, name)))
             return plan
 
         stepper.policy.begin = begin_timed
         prompts = workload(args.datasets[0], args, info, max(args.least_prompts, batch_size)).prompts
         sampling = SamplingParams(temperature=args.temperatures[0], seed=args.seed, max_new_tokens=args.max_new_tokens)
-        generate(core, prompts, sampling)
+        settle(core, prompts, len(prompts), sampling, args.settle_seconds)
         core.forget_metrics()
         spent[0] = 0.0
         generate(core, prompts, sampling)

@@ -89,7 +89,8 @@ class AcceptanceEstimator:
         weights = DEFAULT_WEIGHTS if weights is None else weights
         start = np.full(NUM_SHARED + max_depth, weights[-1])  # deeper than was learned: as the deepest
         start[: len(weights)] = weights[: len(start)]
-        self._start, self.weights = start, start.copy()
+        self._start = start
+        self._use(start.copy())
         self._inputs = np.zeros((NUM_REMEMBERED, len(start)))
         self._labels = np.zeros(NUM_REMEMBERED)
         self._num_seen = 0
@@ -131,7 +132,12 @@ class AcceptanceEstimator:
 
     def path_and_bias(self, depth: int) -> tuple[float, float]:
         """What the log-probability of the path above is multiplied by, and what is added at that depth."""
-        return self.weights[PATH], self.weights[NUM_SHARED - 1 + min(depth, self.max_depth)]
+        return self._path, self._biases[min(depth, self.max_depth) - 1]
+
+    def _use(self, weights: Floats) -> None:
+        """They are never changed, but others take their place."""
+        self.weights = weights
+        self._path, self._biases = float(weights[PATH]), weights[NUM_SHARED:].tolist()
 
     def observe(self, nodes: VerifiedNodes) -> None:
         """What a step has verified. Little happens until there is enough for a fit: a step takes a few milliseconds."""
@@ -172,7 +178,7 @@ class AcceptanceEstimator:
             # Where a head is sure and wrong there is hardly any curvature: whole steps would go too far, and farther each time.
             shorter = (weights - step / 2**halvings for halvings in range(MOST_HALVINGS))
             weights, least = next(((own, new) for own in shorter if (new := loss(own)) < least), (weights, least))
-        self.weights = weights.copy()
+        self._use(weights.copy())
 
 
 def logits_of(log_probs: Floats) -> Floats:

@@ -15,28 +15,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator, Calibration, VerifiedNodes
-from eagle_rt.speculate.compiled import (
-    CHILD_PRICES,
-    chances_of_level,
-    gains_of_children,
-    surprises_of,
-    worth_expanding,
-    worth_verifying,
-)
+from eagle_rt.speculate.compiled import CHILD_PRICES, grown, learn_children, surprises_of, worth_verifying
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.drafters import LEVELS_OF_A_LESSON, Decision, DrafterChoice
-from eagle_rt.speculate.forest import Candidates, Floats, Ints
+from eagle_rt.speculate.forest import Candidates, Ints
 from eagle_rt.speculate.members import MembersBook, conditions_of
-from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord, best_of_each, can_grow
-from eagle_rt.speculate.prices import PriceBook, Verified, verified
+from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord
+from eagle_rt.speculate.prices import PriceBook, Verified
 from eagle_rt.speculate.promises import FIRST_CHANCES, promises_of
 from eagle_rt.speculate.sequences import HostSequence
 
 # Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth, which takes time itself; but
 # each does while drafts gain more or less than they are said to be worth by so many tokens.
 NUM_FIRST_LESSONS, STEPS_A_LESSON, SURPRISING = 64, 8, 0.5
-# How fast it is forgotten what children have gained, for each parent.
-CHILD_RATE = 0.03
 # How many more nodes than there are so far a tree with another level may have.
 MORE_NODES = 64
 NO_PLACES, NO_CHANCES = np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -60,7 +51,7 @@ class AdaptivePolicy:
         # its children's chances are above the price. Not what the mean child is above it: those that are below it are left out.
         first = np.maximum(0.0, FIRST_CHANCES[:, None] - CHILD_PRICES).mean(axis=0)
         self.children = np.tile(first, (estimator.max_depth + 1, 2, 1))
-        self._num_levels_seen = np.zeros((estimator.max_depth + 1, 2))
+        self.num_levels_seen = np.zeros((estimator.max_depth + 1, 2))
 
     @property
     def calibration(self) -> Calibration:
@@ -79,13 +70,6 @@ class AdaptivePolicy:
             return RestingPlan(self, sequences)
         decision = self.choice.decide(sequences, num_missing)
         return AdaptivePlan(self, decision) if decision else RestingPlan(self, sequences)
-
-    def learn_children(self, depth: int, gains: Floats, num_parents: Floats) -> None:
-        """What the children of nodes of one depth have gained at each price, see `gains_of_children`."""
-        for kind in num_parents.nonzero()[0]:
-            self._num_levels_seen[depth, kind] += 1
-            rate = max(1.0 - (1.0 - CHILD_RATE) ** num_parents[kind], 1.0 / (2.0 + self._num_levels_seen[depth, kind]))
-            self.children[depth, kind] += rate * (gains[kind] / num_parents[kind] - self.children[depth, kind])
 
     def forget(self, sequence_id: str) -> None:
         if self.book.forget(sequence_id):
@@ -114,7 +98,7 @@ class AdaptivePlan:
         self._members, self._price = decision.members, decision.price
         self._teaches = True
         self._verified: Verified | None = None
-        self._chances = np.zeros(0)  # of all candidates so far
+        self._chances = NO_CHANCES  # of all candidates so far
         self.drafters = decision.drafters
         if self.drafters:
             policy.num_drafted_steps += 1
@@ -122,42 +106,37 @@ class AdaptivePlan:
             is_due |= abs(decision.price.beyond) > SURPRISING
             self._teaches = is_due or decision.is_trial or any(self._members.histories[index].num_idle for index in self.drafters)
 
-    def values(self, deeper: Candidates, parent_values: Floats | None) -> Floats:
-        """The chances that nodes will be accepted."""
-        if not len(deeper):
-            return deeper.scores
-        depth, members = int(deeper.depths[0]), self._members
-        above = NO_CHANCES if parent_values is None else parent_values
-        path, bias = self._policy.estimator.path_and_bias(depth)
-        chances = chances_of_level(deeper.log_probs, deeper.scores, deeper.owners, members.lines, path, bias, above)
-        if self._teaches:
-            gains, num_parents = gains_of_children(chances, above, deeper.parents, deeper.owners, members.kinds)
-            self._policy.learn_children(depth - 1, gains, num_parents)
-        return chances
-
     def expand(self, newest: Candidates) -> Ints:
-        price, members = self._price, self._members
-        self._chances = np.concatenate((self._chances, newest.values))
-        depth = int(newest.depths[0]) if len(newest) else members.most_steps
-        if depth >= members.most_steps:
+        """Values are the chances that nodes will be accepted."""
+        if not len(newest):
             return NO_PLACES
-        chances = newest.values
-        if depth >= members.least_steps:
-            chances = np.where(depth < members.bounds.num_steps[newest.owners], chances, 0.0)
-        verify = price.verify.up_to(len(self._chances) + MORE_NODES)
-        level = price.level.up_to(len(newest))
-        children, top_ks = self._policy.children[depth], members.bounds.top_ks
-        worth = worth_expanding(chances, newest.owners, members.kinds, top_ks, children, self._chances, verify, level)
-        if self._teaches and depth < LEVELS_OF_A_LESSON:
+        policy, price, members = self._policy, self._price, self._members
+        depth = int(newest.depths[0])
+        places, self._chances = grown(
+            newest.log_probs,
+            newest.scores,
+            newest.owners,
+            newest.values,
+            self._chances,
+            depth,
+            *policy.estimator.path_and_bias(depth),
+            members.lines,
+            members.kinds,
+            members.bounds.num_steps,
+            members.bounds.top_ks,
             # Also below what is not believed to be worth it: only what is drafted shows what lower levels promise.
-            return np.union1d(worth, best_of_each(newest, can_grow(newest, members.bounds), np.minimum(1, top_ks)))
-        return worth
+            self._teaches and depth < LEVELS_OF_A_LESSON,
+            policy.children[depth],
+            price.verify.up_to(len(self._chances) + len(newest) + MORE_NODES),
+            price.level.up_to(len(newest)),
+        )
+        return places
 
     def keep(self, candidates: Candidates) -> Ints:
         prices = self._price.verify.up_to(len(candidates))
-        kept, count = worth_verifying(candidates.values, candidates.owners, self._members.bounds.most_drafts, prices)
+        kept, count, last = worth_verifying(candidates.values, candidates.owners, self._members.bounds.most_drafts, prices)
         if self._teaches:
-            self._verified = verified(-np.sort(-candidates.values), prices, count, self._price.rate_of_trees)
+            self._verified = Verified(count, float(prices[count] - prices[0]) / self._price.rate_of_trees, last)
         return kept
 
     def learn(self, record: StepRecord) -> None:
@@ -176,14 +155,17 @@ class AdaptivePlan:
             steps.add_worth(self._worth_beyond(record, total_ms - reading_ms))
         policy.choice.allow_tries(batch_size, total_ms)
         if self.drafters and self._teaches:
+            self._learn_children(record.candidates)
             self._learn_promises(record)
             self._learn_acceptance(record)
 
     def _reading_ms(self, record: StepRecord) -> float:
         """Of the time what went into rows that the head had missed."""
-        starts = [part for part in record.parts if part.part == "start"]
-        num_missed = sum(part.num_rows - self._price.rows_read * part.batch_size for part in starts)
-        return min(sum(part.ms for part in starts), max(0.0, self._price.missed_row * num_missed / self._price.rate))
+        if not self.drafters:
+            return 0.0
+        price, start = self._price, record.parts[0]
+        num_missed = start.num_rows - price.rows_read * start.batch_size
+        return min(start.ms, max(0.0, price.missed_row * num_missed / price.rate))
 
     def _worth_beyond(self, record: StepRecord, step_ms: float) -> float:
         """See `Pace.beyond`."""
@@ -191,6 +173,11 @@ class AdaptivePlan:
         length = self._policy.prices.steps(self._decision.conditions).counted(step_ms / price.plain_ms)
         worth = record.num_gained - batch_size - price.rate * price.plain_ms * (length - 1.0)
         return price.beyond + (worth - self._decision.worth) / len(self.drafters)
+
+    def _learn_children(self, nodes: Candidates) -> None:
+        policy = self._policy
+        chances, owners, kinds = nodes.values, nodes.owners, self._members.kinds
+        learn_children(policy.children, policy.num_levels_seen, chances, owners, nodes.parents, nodes.depths, kinds)
 
     def _learn_promises(self, record: StepRecord) -> None:
         promises = promises_of(record.candidates, len(self._members))

@@ -9,6 +9,8 @@ from eagle_rt.speculate.forest import Bools, Floats, Ints
 CHILD_PRICES = np.linspace(0.0, 1.0, 33)
 # Prices of a node that are tried for a tree with children that are not drafted yet.
 NODE_PRICES = np.concatenate((np.zeros(1), np.geomspace(0.005, 0.9, 20)))
+# How fast it is forgotten what children have gained, for each parent.
+CHILD_RATE = 0.03
 # Beyond these, more confidence of the head says nothing more.
 LEAST_LOG_PROB, MOST_LOG_PROB, MIN_SCORE = -12.0, -6e-6, -20.0
 
@@ -24,8 +26,7 @@ def chances_of_level(
     log_probs: Floats, scores: Floats, owners: Ints, lines: Floats, path: float, bias: float, parent_chances: Floats
 ) -> Floats:
     """[M] that nodes of one depth will be accepted: what the logistic function of the acceptance estimator says, times what it has
-    said for their parents. log_probs, scores, owners: of the nodes; lines: [2, B] slopes and offsets of their owners;
-    parent_chances: empty where all are below roots."""
+    said for their parents. log_probs, scores, owners: of the nodes; lines: [2, B] slopes and offsets of their owners."""
     chances = np.empty(len(log_probs))
     for node in range(len(log_probs)):
         own = min(max(log_probs[node], LEAST_LOG_PROB), MOST_LOG_PROB)
@@ -33,24 +34,34 @@ def chances_of_level(
         slope, offset = lines[0, owners[node]], lines[1, owners[node]]
         logit = slope * (own - np.log(-np.expm1(own))) + offset + path * above + bias
         chance = 0.5 + 0.5 * np.tanh(0.5 * logit)
-        chances[node] = parent_chances[node] * chance if len(parent_chances) else chance
+        chances[node] = parent_chances[node] * chance
     return chances
 
 
 @compiled
-def gains_of_children(chances: Floats, parent_chances: Floats, parents: Ints, owners: Ints, kinds: Ints) -> tuple[Floats, Floats]:
-    """Of M nodes of one depth, those of a parent together: [2, P] the sum of what their chances, if the parent is accepted, are
-    above each of CHILD_PRICES, and [2] the sum of their parents, for owners of kinds [B] 0 and 1. Each counts as much as the parent
-    is likely. parent_chances: empty where all are below roots."""
-    gains, sums = np.zeros((2, len(CHILD_PRICES))), np.zeros(2)
+def learn_children(
+    children: Floats, num_seen: Floats, chances: Floats, owners: Ints, parents: Ints, depths: Ints, kinds: Ints
+) -> None:
+    """Move `children` [D, 2, P], what is gained below a node of depth d whose owner is of a kind, see `gain_below`, towards what M
+    candidates say, those of a parent together; each parent counts as much as it is likely.
+
+    num_seen: [D, 2] how often each was moved, counted here; parents: numbers of candidates, -1 for roots; kinds: [B] of the owners.
+    """
+    gains, sums = np.zeros(children.shape), np.zeros(num_seen.shape)
     for node in range(len(chances)):
-        weight = parent_chances[node] if len(parent_chances) else 1.0
-        kind = kinds[owners[node]]
-        if node == 0 or parents[node] != parents[node - 1] or owners[node] != owners[node - 1]:
-            sums[kind] += weight
+        depth, kind, parent = depths[node] - 1, kinds[owners[node]], parents[node]
+        weight = chances[parent] if parent >= 0 else 1.0
+        if node == 0 or parent != parents[node - 1] or owners[node] != owners[node - 1]:
+            sums[depth, kind] += weight
         for place, price in enumerate(CHILD_PRICES):
-            gains[kind, place] += max(0.0, chances[node] - weight * price)
-    return gains, sums
+            gains[depth, kind, place] += max(0.0, chances[node] - weight * price)
+    for depth in range(len(children)):
+        for kind in range(2):
+            total = sums[depth, kind]
+            if total > 0.0:
+                num_seen[depth, kind] += 1.0
+                rate = max(1.0 - (1.0 - CHILD_RATE) ** total, 1.0 / (2.0 + num_seen[depth, kind]))
+                children[depth, kind] += rate * (gains[depth, kind] / total - children[depth, kind])
 
 
 @compiled
@@ -135,12 +146,58 @@ def worth_expanding(
 
 
 @compiled
-def worth_verifying(chances: Floats, owners: Ints, limits: Ints, prices: Floats) -> tuple[Ints, int]:
-    """The places, ascending, of the nodes that are worth verifying, of which 0, 1, ... cost so much; and how many are without the
-    limits of their owners."""
+def grown(
+    log_probs: Floats,
+    scores: Floats,
+    owners: Ints,
+    values: Floats,
+    so_far: Floats,
+    depth: int,
+    path: float,
+    bias: float,
+    lines: Floats,
+    kinds: Ints,
+    num_steps: Ints,
+    top_ks: Ints,
+    is_lesson: bool,
+    children: Floats,
+    verify_prices: Floats,
+    level_prices: Floats,
+) -> tuple[Ints, Floats]:
+    """A level of M nodes: `chances_of_level`, and under which of them another level pays, see `worth_expanding`; and the chances of
+    all candidates, `so_far` before them.
+
+    values: [M] what their parents are worth, overwritten with what they are. num_steps: [B] of the owners, the most levels;
+    is_lesson: another level is drafted below the best node of each, whether it pays or not.
+    """
+    values[:] = chances_of_level(log_probs, scores, owners, lines, path, bias, values)
+    all_chances = np.concatenate((so_far, values))
+    chances = values.copy()
+    for node in range(len(chances)):
+        if depth >= num_steps[owners[node]]:
+            chances[node] = 0.0
+    if not chances.any():
+        return np.zeros(0, dtype=np.int64), all_chances
+    is_chosen = np.zeros(len(chances), dtype=np.bool_)
+    is_chosen[worth_expanding(chances, owners, kinds, top_ks, children, all_chances, verify_prices, level_prices)] = True
+    if is_lesson:
+        is_chosen[best_places(descending(chances), owners, np.minimum(top_ks, 1))] = True
+    return (is_chosen & (chances > 0.0)).nonzero()[0], all_chances
+
+
+@compiled
+def worth_verifying(chances: Floats, owners: Ints, limits: Ints, prices: Floats) -> tuple[Ints, int, float]:
+    """The places, ascending, of the nodes that are worth verifying, of which 0, 1, ... cost so much; how many they are without the
+    limits of their owners; and the chance of the last one that is worth it: of the last of them, but no less than the best one of
+    the others has, nor than what more of those would cost."""
     order = descending(chances)
-    count = worth_of(chances[order], prices)[0]
-    return best_places(order[:count], owners, limits), count
+    ordered = chances[order]
+    count = worth_of(ordered, prices)[0]
+    least, most = ordered[count] if count < len(ordered) else 0.0, ordered[count - 1] if count else 1.0
+    next_price = 1.0
+    for number in range(count + 1, len(prices)):
+        next_price = min(next_price, (prices[number] - prices[count]) / (number - count))
+    return best_places(order[:count], owners, limits), count, min(most, max(least, next_price))
 
 
 @compiled
@@ -197,12 +254,58 @@ def surprises_of(
     return is_asked, surprises
 
 
+@compiled
+def interpolated(x: float, xs: Floats, ys: Floats) -> float:
+    """Linear between the points, and as at the first and last one beyond."""
+    right = np.searchsorted(xs, x)
+    if right == 0:
+        return ys[0]
+    if right == len(xs):
+        return ys[-1]
+    share = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
+    return ys[right - 1] + share * (ys[right] - ys[right - 1])
+
+
+@compiled
+def part_ms(
+    num_sequences: Floats,
+    num_rows: Floats,
+    filled_up: Floats,
+    knots: Floats,
+    values: Floats,
+    per_sequence: float,
+    correction: float,
+    differences: Floats,
+) -> Floats:
+    """[N] milliseconds of [N] numbers of sequences, or [1] of all, and [N] of rows: see `costs.PartCost`.
+
+    filled_up: as how many rows 0, 1, ... count; correction, differences: what measurements differ by, a logarithm, and by how much
+    more at each half power of two of rows.
+    """
+    slope = max(0.0, (values[-1] - values[-2]) / (knots[-1] - knots[-2])) if len(knots) > 1 else 0.0
+    ms = np.empty(len(num_rows))
+    for place in range(len(num_rows)):
+        rows = num_rows[place]
+        if len(filled_up):
+            rows = filled_up[min(int(np.ceil(rows)), len(filled_up) - 1)]
+        by_rows = interpolated(rows, knots, values) + slope * max(0.0, rows - knots[-1])
+        ms[place] = num_sequences[min(place, len(num_sequences) - 1)] * per_sequence + by_rows
+        halves = min(2.0 * np.log2(max(rows, 1.0)), len(differences) - 1.0)
+        left = min(int(halves), len(differences) - 2)
+        difference = differences[left] + (halves - left) * (differences[left + 1] - differences[left])
+        ms[place] *= np.exp(correction + difference)
+    return ms
+
+
 def compile_all() -> None:
     """Now, rather than in the first steps: which takes some seconds where nothing is kept of an earlier time."""
     two, nobody, nothing = np.array([0.5, 0.5]), np.zeros(2, dtype=np.int64), np.zeros(2)
-    chances = chances_of_level(-two, -two, nobody, np.ones((2, 2)), 0.0, 0.0, two)
-    gains, _ = gains_of_children(chances, two, nobody, nobody, nobody)
-    worth_expanding(chances, nobody, nobody, nobody, gains, chances, np.zeros(5), np.zeros(3))
+    chances, children = two.copy(), np.ones((2, 2, len(CHILD_PRICES)))
+    prices = np.zeros(5)
+    level = -two, -two, nobody, chances, nothing, 1, 0.0, 0.0
+    grown(*level, np.ones((2, 2)), nobody, nobody + 2, nobody + 1, True, children[0], prices, prices)
+    learn_children(children, np.zeros((2, 2)), chances, nobody, nobody - 1, nobody + 1, nobody)
     worth_verifying(chances, nobody, nobody, np.zeros(3))
     worth_of_drafts(best_of_levels(nobody, nobody + 1, chances, 1, 2, 2), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     surprises_of(chances, nobody, nobody - 1, nobody, nothing, 1)
+    part_ms(two, two, nothing, np.arange(2.0), two, 0.0, 0.0, two)

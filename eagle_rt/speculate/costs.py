@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
 from eagle_rt.kernels.packed_linear import NO_TILES, RowTiles
+from eagle_rt.speculate.compiled import part_ms
 from eagle_rt.speculate.forest import Floats, Ints
 
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
@@ -22,7 +23,7 @@ LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST = math.log(1.5), math.log(2.0), 8
 NUM_PLACES, MOST_UNREAD = 28, 16
 # Costs of single sizes that are remembered.
 MOST_KNOWN = 4096
-PLACES = np.arange(NUM_PLACES)
+PLACES, NO_DIFFERENCES = np.arange(NUM_PLACES), np.zeros(NUM_PLACES)
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,14 @@ class Conditions:
     context: float
     is_sampled: bool
 
-    @property
+    @cached_property
     def size(self) -> int:
         """About the same for batches of about the same size: powers of two, which most full batches are, lie in the middle."""
         return round(math.log2(self.batch_size))
 
-    @property
+    @cached_property
     def bucket(self) -> tuple[int, int, bool]:
+        """Those that cost about the same."""
         return self.size, int(self.context).bit_length(), self.is_sampled
 
 
@@ -81,13 +83,12 @@ class Correction:
         self._machine = machine
         # Of each place that was measured a weight and a sum of differences in logs.
         self._places: dict[int, tuple[float, float]] = {}
-        self._differences, self._num_unread = [0.0] * NUM_PLACES, 0
+        self._differences, self._num_unread = NO_DIFFERENCES, 0
 
-    def at(self, num_rows: Floats) -> Floats:
-        """Interpolated between the row numbers that were measured."""
+    def now(self) -> tuple[float, Floats]:
+        """What holds for all numbers of rows, and [NUM_PLACES] what each differs from it by, between those that were measured."""
         self._read()
-        differences = np.interp(2.0 * np.log2(np.maximum(num_rows, 1.0)), PLACES, self._differences)
-        return np.exp(self._machine.mean + self.own.mean + differences)
+        return self._machine.mean + self.own.mean, self._differences
 
     def move(self, num_rows: int, ratio: float) -> None:
         place = min(NUM_PLACES - 1, round(2.0 * math.log2(max(num_rows, 1))))
@@ -95,7 +96,7 @@ class Correction:
             self._read()
         weight, total = self._places.get(place, (0.0, 0.0))
         most = LARGEST_SURPRISE if weight > NUM_FIRST else FIRST_SURPRISE
-        difference = self._differences[place]
+        difference = float(self._differences[place])
         surprise = math.log(max(ratio, 1e-9)) - self._machine.mean - self.own.mean - difference
         left = self.own.move(self._machine.move(min(most, max(-most, surprise))))
         self._places[place] = ROWS_MEMORY * weight + 1.0, ROWS_MEMORY * total + difference + left
@@ -106,7 +107,7 @@ class Correction:
         if self._num_unread:
             places = sorted(self._places)
             known = [total / (weight + ROWS_HELD_BY) for weight, total in map(self._places.__getitem__, places)]
-            self._differences, self._num_unread = np.interp(PLACES, places, known).tolist(), 0
+            self._differences, self._num_unread = np.interp(PLACES, places, known), 0
 
 
 @dataclass
@@ -125,19 +126,14 @@ class PartCost:
 
     def ms(self, num_sequences: Ints | int, num_rows: Floats | float, conditions: Conditions) -> Floats:
         """Of a part with so many sequences and rows, in a step of these conditions."""
-        rows = filled_up(np.asarray(num_rows, dtype=np.float64), self.tiles)
         correction = self.corrections.get(conditions.bucket) or self._nearest(conditions)
-        expected = self.uncorrected(num_sequences, rows)
-        return expected * correction.at(rows) if correction else expected
+        return self._ms(num_sequences, num_rows, *correction.now() if correction else (0.0, NO_DIFFERENCES))
 
-    def uncorrected(self, num_sequences: Ints | int, rows: Floats) -> Floats:
-        """rows: filled up."""
-        knots, values = self.knots, self.values
-        by_rows = np.interp(rows, knots, values)
-        if len(knots) > 1:
-            slope = max(0.0, (values[-1] - values[-2]) / (knots[-1] - knots[-2]))
-            by_rows = by_rows + slope * np.maximum(0.0, rows - knots[-1])
-        return num_sequences * self.per_sequence + by_rows
+    def _ms(self, num_sequences: Ints | int, num_rows: Floats | float, correction: float, differences: Floats) -> Floats:
+        sequences, rows = (np.asarray(numbers, dtype=np.float64) for numbers in (num_sequences, num_rows))
+        table, curve = all_filled_up(self.tiles), (np.array(self.knots), np.array(self.values))
+        ms = part_ms(sequences.ravel(), rows.ravel(), table, *curve, self.per_sequence, correction, differences)
+        return ms.reshape(rows.shape)
 
     def correct(self, observation: Observation, conditions: Conditions) -> None:
         """Move the ratio for these conditions and rows towards what was measured."""
@@ -149,8 +145,8 @@ class PartCost:
         if len(self._known) == MOST_KNOWN:
             self._known.clear()
         if size not in self._known:
-            rows = filled_up(np.asarray(float(observation.num_rows)), self.tiles)
-            self._known[size] = int(rows), max(1e-6, float(self.uncorrected(observation.batch_size, rows)))
+            expected = float(self._ms(observation.batch_size, observation.num_rows, 0.0, NO_DIFFERENCES))
+            self._known[size] = self.tiles.filled_up(observation.num_rows), max(1e-6, expected)
         num_rows, expected = self._known[size]
         correction.move(num_rows, observation.ms / expected)
 
@@ -167,15 +163,15 @@ class PartCost:
 
 def filled_up(rows: Floats, tiles: RowTiles) -> Floats:
     """As many rows as cost what so many do."""
-    if tiles == NO_TILES:
-        return rows
     table = all_filled_up(tiles)
-    return table[np.minimum(np.ceil(rows), len(table) - 1).astype(np.int64)]
+    return table[np.minimum(np.ceil(rows), len(table) - 1).astype(np.int64)] if len(table) else rows
 
 
 @cache
 def all_filled_up(tiles: RowTiles) -> Floats:
-    """0, 1, 2, ... rows."""
+    """0, 1, 2, ... rows; empty where they count as they are."""
+    if tiles == NO_TILES:
+        return np.zeros(0)
     return np.array([tiles.filled_up(num_rows) for num_rows in range(2 ** (NUM_PLACES // 2))], dtype=np.float64)
 
 

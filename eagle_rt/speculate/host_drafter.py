@@ -47,11 +47,9 @@ class FedRows:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a draft is made for, and by whose decisions. top_ks, num_cached: [B] of the sequences."""
+    """What a draft is made for. top_ks, num_cached: [B] of the sequences."""
 
-    sequences: list[HostSequence]
     sampling: SamplingBatch
-    plan: DraftPlan
     top_ks: Ints
     num_cached: Ints
 
@@ -89,7 +87,7 @@ class HostDrafter:
         own = [sequences[index] for index in plan.drafters]
         num_missing = sum(self.rows[sequence.id].num_waiting for sequence in own)
         widths = bounds_of(tuple(sequence.bounds for sequence in sequences)).top_ks
-        wanted = Wanted(sequences, sampling, plan, widths, np.array([sequence.num_cached for sequence in sequences]))
+        wanted = Wanted(sampling, widths, np.array([sequence.num_cached for sequence in sequences]))
         fed = FedRows(self.catch_up(own), np.zeros((len(own), 0), dtype=np.bool_))
         mark("extend")
         level, above = self._children(wanted, fed.states, drafters, np.full(len(own), -1), None)
@@ -175,9 +173,8 @@ class HostDrafter:
             above, own, tokens = above[is_child], own[is_child], tokens[is_child]
         scores = own if parents is None else parents.scores[above] + own
         depths = np.full(len(own), depth + 1)
-        children = Candidates(owners[above], tokens, numbers[above], depths, own, scores, np.empty_like(own))
-        children.values[:] = wanted.plan.values(children, parents.values[above] if parents else None)
-        return children, above
+        values = np.ones_like(own) if parents is None else parents.values[above]
+        return Candidates(owners[above], tokens, numbers[above], depths, own, scores, values), above
 
     def _logits(self, states: Tensor, sampling: SamplingBatch, owners: Ints, positions: Ints) -> Tensor:
         """[T, W] draft logits after nodes of `owners` that stand at `positions`, under the target's noise where that is drawn."""

@@ -25,7 +25,6 @@ class Members:
     ) -> None:
         self.key, self.histories = key, histories
         self.bounds = bounds_of(tuple(sequence.bounds for sequence in sequences))
-        self.least_steps, self.most_steps = int(self.bounds.num_steps.min()), int(self.bounds.num_steps.max())
         self.temperatures = np.array([sequence.temperature for sequence in sequences])
         self.kinds = (self.temperatures > 0).astype(np.int64)
         self._weights: NDArray | None = None

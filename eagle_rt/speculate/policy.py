@@ -20,7 +20,7 @@ class StepRecord:
 
     candidates: all nodes that were scored; kept: the numbers of those that were verified; is_accepted: gives [len(kept)] 1 for
     those that were accepted, which not every step is asked for. num_gained tokens, the bonus ones included; parts: what each part
-    cost.
+    cost, in their order.
     """
 
     candidates: Candidates
@@ -38,13 +38,12 @@ class DraftPlan(Protocol):
         """Which sequences draft; the owners of candidates are numbers of sequences."""
         ...
 
-    def values(self, deeper: Candidates, parent_values: Floats | None) -> Floats:
-        """[M] for newly scored nodes: how likely they are to be accepted, on any scale that compares nodes; no child has more than
-        its parent. parent_values: [M], None under the roots."""
-        ...
-
     def expand(self, newest: Candidates) -> Ints:
-        """Of the level that was scored last the places, ascending, under which another level is drafted; none ends the draft."""
+        """Of the level that was scored last the places, ascending, under which another level is drafted; none ends the draft.
+
+        Its values, those of the parents so far and 1 under roots, become what the nodes are worth: how likely they are to be
+        accepted, on any scale that compares nodes; no child has more than its parent.
+        """
         ...
 
     def keep(self, candidates: Candidates) -> Ints:
@@ -140,10 +139,8 @@ class FixedPlan:
         self._bounds = bounds_of(shapes)
         self.drafters = [index for index, shape in enumerate(shapes) if shape and drafts]
 
-    def values(self, deeper: Candidates, parent_values: Floats | None) -> Floats:
-        return deeper.scores
-
     def expand(self, newest: Candidates) -> Ints:
+        newest.values[:] = newest.scores
         return best_of_each(newest, can_grow(newest, self._bounds), self._bounds.top_ks)
 
     def keep(self, candidates: Candidates) -> Ints:

@@ -37,15 +37,6 @@ class Verified:
     last_chance: float
 
 
-def verified(chances: Floats, prices: Floats, count: int, rate: float) -> Verified:
-    """The first `count` of nodes with these chances, best first, where the first 0, 1, ... cost so many tokens at a rate of tokens
-    per millisecond. The last one that is worth it is as good as what more of them would cost."""
-    more = prices[count + 1 :] - prices[count]
-    next_price = (more / np.arange(1, len(more) + 1)).min(initial=1.0)
-    least, most = chances[count] if count < len(chances) else 0.0, chances[count - 1] if count else 1.0
-    return Verified(count, float(prices[count] - prices[0]) / rate, float(min(most, max(least, next_price))))
-
-
 def typical_rows(costs: StepCosts, batch_size: int) -> Floats:
     """[3] of a step without drafts, of one with a draft for each sequence, and of a typical one."""
     rows = np.array([batch_size, 2.0 * batch_size, ROWS_OF_A_SEQUENCE * batch_size + MORE_ROWS])
@@ -53,11 +44,9 @@ def typical_rows(costs: StepCosts, batch_size: int) -> Floats:
     return rows
 
 
-def first_verified(costs: StepCosts, rate: float, conditions: Conditions) -> Verified:
-    """Where nothing was verified yet: what one more row costs is a mean over as many as a step has, that of the very next one would
-    be lost in noise. But the first of all may cost more than all others."""
-    rows = typical_rows(costs, conditions.batch_size)
-    verify = costs.ms("verify", conditions.batch_size, rows, conditions).tolist()
+def first_verified(rate: float, rows: Floats, verify: list[float]) -> Verified:
+    """Where nothing was verified yet, by what `typical_rows` take: what one more row costs is a mean over as many as a step has,
+    that of the very next one would be lost in noise. But the first of all may cost more than all others."""
     means = [(verify[2] - verify[place]) / (rows[2] - rows[place]) for place in (0, 1) if rows[place] < rows[2]]
     return Verified(float(rows[2] - rows[0]), verify[2] - verify[0], rate * min(means))
 
@@ -160,12 +149,13 @@ class Price:
     def __init__(self, costs: StepCosts, pace: Pace, conditions: Conditions) -> None:
         batch_size = conditions.batch_size
         rows = typical_rows(costs, batch_size)
+        verify = costs.ms("verify", batch_size, rows, conditions).tolist()
         level = costs.ms("level", batch_size, rows, conditions).tolist()
-        self.plain_ms = float(costs.ms("verify", batch_size, batch_size, conditions))
+        self.plain_ms = verify[0]
         # No tree is worth less than plain decoding.
         self.rate = max(1.0, pace.speed) * batch_size / self.plain_ms
         self.rate_of_trees = rate = max(1.0, pace.speed_of_trees) * batch_size / self.plain_ms
-        self._price_nodes(pace.verified or first_verified(costs, self.rate, conditions))
+        self._price_nodes(pace.verified or first_verified(self.rate, rows, verify))
         self.level_row = self.rate * (level[2] - level[0]) / (rows[2] - rows[0])
         self.level_sequence = self.rate * level[0] / batch_size
         self.batch_size = batch_size
@@ -177,12 +167,14 @@ class Price:
         self.level = PriceList(lambda counts: rate * costs.ms("level", np.minimum(counts, batch_size), counts, conditions))
         # Of the first level of 0, 1, ... sequences, by itself, and with what verifying anything costs beyond the shares in
         # `utility`; and of a row that the head has missed before.
-        numbers = np.arange(1.0, batch_size + 1)
-        levels = self.rate * costs.ms("start", np.arange(1, batch_size + 1), pace.rows_read * numbers, conditions)
-        self.first_levels: list[float] = [0.0, *levels.tolist()]
-        self.starts: list[float] = [0.0, *(levels + self.any_node * (1.0 - numbers / batch_size)).tolist()]
-        start = costs.ms("start", batch_size, np.array([batch_size, 33.0 * batch_size]), conditions).tolist()
-        self.missed_row = self.rate * (start[1] - start[0]) / (32 * batch_size)
+        numbers = [*range(1, batch_size + 1)]
+        start_rows = [*(pace.rows_read * number for number in numbers), batch_size, 33 * batch_size]
+        starts = self.rate * costs.ms("start", np.array([*numbers, batch_size, batch_size]), np.array(start_rows), conditions)
+        *levels, read_once, read_more = starts.tolist()
+        self.first_levels: list[float] = [0.0, *levels]
+        shares = (1.0 - number / batch_size for number in numbers)
+        self.starts: list[float] = [0.0, *(level + self.any_node * share for level, share in zip(levels, shares, strict=True))]
+        self.missed_row = (read_more - read_once) / (32 * batch_size)
 
     def _price_nodes(self, verified: Verified) -> None:
         self.node = self.node_paid = verified.last_chance

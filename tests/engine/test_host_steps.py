@@ -16,7 +16,7 @@ from eagle_rt.speculate import drafters, host_step
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import PartCost, StepCosts
-from eagle_rt.speculate.forest import Candidates, Floats, Ints
+from eagle_rt.speculate.forest import Candidates, Ints
 from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord, best_of_each, bounds_of, can_grow
 from eagle_rt.speculate.sequences import HostSequence
 
@@ -38,10 +38,8 @@ class AnyPlan:
         self._rng = rng
         self.drafters = [index for index, shape in enumerate(self._shapes) if shape and rng.random() < 0.7]
 
-    def values(self, deeper: Candidates, parent_values: Floats | None) -> Floats:
-        return deeper.scores
-
     def expand(self, newest: Candidates) -> Ints:
+        newest.values[:] = newest.scores
         places = can_grow(newest, bounds_of(tuple(self._shapes)))
         places = places[[self._rng.random() < 0.6 for _ in places]]
         return best_of_each(newest, places, np.array([self._rng.randrange(4) for _ in self._shapes]))

@@ -81,11 +81,11 @@ def test_nodes_of_a_level_are_what_their_inputs_say() -> None:
     for depth in (1, 2, 3, 4):
         above = parent_scores if depth > 1 else np.zeros(10)
         inputs = estimator.inputs(log_probs, above, np.full(10, depth), temperatures[owners])
-        parent_chances = rng.uniform(size=10) if depth > 1 else np.zeros(0)
+        parent_chances = rng.uniform(size=10)
         path, bias = estimator.path_and_bias(depth)
         fast = chances_of_level(log_probs, above + log_probs, owners, lines, path, bias, parent_chances)
         expected = estimator.probabilities(inputs, np.full(10, 0.3))
-        assert np.allclose(fast, expected * (parent_chances if depth > 1 else 1.0))
+        assert np.allclose(fast, expected * parent_chances)
 
 
 def test_odd_inputs_stay_finite() -> None:

@@ -1,6 +1,5 @@
 """Adaptive trees against none and against fixed ones, where texts, drafts and times are made up, and the same each time."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -158,11 +157,11 @@ class Replay:
             for index in plan.drafters:
                 running[index].num_missing = 0
             roots = np.array(plan.drafters)
-            levels, num_before = [self._children(plan.values, roots, np.full(len(roots), -1), None)], 0
+            levels, num_before = [self._children(roots, np.full(len(roots), -1), None)], 0
             while len(places := plan.expand(levels[-1])):
                 chosen = levels[-1][places]
                 spend("level", len(np.unique(chosen.owners)), len(places))
-                deeper = self._children(plan.values, chosen.owners, num_before + places, chosen)
+                deeper = self._children(chosen.owners, num_before + places, chosen)
                 num_before += len(levels[-1])
                 levels.append(deeper)
             candidates = joined(levels)
@@ -181,9 +180,7 @@ class Replay:
                 running[index] = self._next()
         return gained, sum(part.ms for part in parts)
 
-    def _children(
-        self, values: Callable[[Candidates, Floats | None], Floats], owners: Ints, numbers: Ints, parents: Candidates | None
-    ) -> Candidates:
+    def _children(self, owners: Ints, numbers: Ints, parents: Candidates | None) -> Candidates:
         """Tokens are numbers of the forest's nodes. A node whose children were not made up has none."""
         widths = bounds_of((self._bounds,) * len(self._running)).top_ks
         columns: list[tuple[int, int, int, int, float, int]] = []
@@ -196,9 +193,7 @@ class Replay:
             return no_candidates()
         own, tokens, above, depths, log_probs, places = map(np.array, zip(*columns, strict=True))
         scores = log_probs + (parents.scores[places] if parents else 0.0)
-        children = Candidates(own, tokens, above, depths, log_probs, scores, np.empty(len(own)))
-        children.values[:] = values(children, parents.values[places] if parents else None)
-        return children
+        return Candidates(own, tokens, above, depths, log_probs, scores, parents.values[places] if parents else np.ones(len(own)))
 
 
 @dataclass

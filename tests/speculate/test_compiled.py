@@ -13,15 +13,18 @@ from eagle_rt.speculate.forest import Floats
 NAMES = [
     "descending",
     "chances_of_level",
-    "gains_of_children",
+    "learn_children",
     "gain_below",
     "best_places",
     "worth_of",
     "worth_expanding",
+    "grown",
     "worth_verifying",
     "worth_of_drafts",
     "best_of_levels",
     "surprises_of",
+    "interpolated",
+    "part_ms",
 ]
 
 
@@ -91,14 +94,54 @@ def test_only_those_nodes_are_expanded_that_pay_for_their_rows(functions: Any) -
     assert chosen.tolist() == [0, 4]
 
 
-def test_children_of_roots_count_for_each_root(functions: Any) -> None:
-    """Two sequences of one kind, one of the other."""
-    nobody, owners = np.full(5, -1), np.array([0, 0, 1, 2, 2])
-    chances, kinds = np.array([0.6, 0.2, 0.9, 0.5, 0.4]), np.array([0, 0, 1])
-    gains, sums = functions.gains_of_children(chances, np.zeros(0), nobody, owners, kinds)
-    assert sums.tolist() == [2.0, 1.0]
-    assert gains[0] == pytest.approx(sum(np.maximum(0.0, chance - CHILD_PRICES) for chance in (0.6, 0.2, 0.9)))
-    assert gains[1] == pytest.approx(sum(np.maximum(0.0, chance - CHILD_PRICES) for chance in (0.5, 0.4)))
+def test_what_children_gain_is_learned_at_every_price(functions: Any) -> None:
+    """Against loops over parents, after so many times that nothing is left of before: those of roots count for each root, below
+    others for as much as these are likely; greedy and sampled sequences, and depths, each by themselves."""
+    owners = np.array([0, 0, 1, 2, 2, 0, 0, 1, 1, 2])
+    parents = np.array([-1, -1, -1, -1, -1, 0, 0, 2, 2, 4])
+    depths, kinds = np.array([1] * 5 + [2] * 5), np.array([0, 0, 1])
+    conditional = np.array([0.6, 0.2, 0.9, 0.5, 0.4, 0.7, 0.1, 0.5, 0.4, 0.8])
+    weights = np.ones(10)
+    weights[5:] = conditional[parents[5:]]
+    children, num_seen = np.full((4, 2, len(CHILD_PRICES)), 0.3), np.zeros((4, 2))
+    for _ in range(800):
+        functions.learn_children(children, num_seen, conditional * weights, owners, parents, depths, kinds)
+    assert num_seen.tolist() == [[800, 800], [800, 800], [0, 0], [0, 0]]
+    assert (children[2:] == 0.3).all(), "of what was not drafted"
+    for depth in (0, 1):
+        for kind in (0, 1):
+            own = [node for node in range(10) if depths[node] == depth + 1 and kinds[owners[node]] == kind]
+            by_parent = {(owners[node], parents[node]): weights[node] for node in own}
+            gains = sum(weights[node] * np.maximum(0.0, conditional[node] - CHILD_PRICES) for node in own)
+            assert children[depth, kind] == pytest.approx(gains / sum(by_parent.values()), abs=1e-5)
+
+
+def test_a_level_grows_where_it_pays_and_where_it_teaches(functions: Any) -> None:
+    """The two steps of it one by one; a lesson goes on below the best node of each, if its sequence may."""
+    rng = np.random.default_rng(4)
+    lines, kinds, num_steps, top_ks = rng.standard_normal((2, 3)), np.array([0, 1, 0]), np.array([2, 4, 4]), np.array([2, 1, 2])
+    children = np.tile(np.maximum(0.0, 0.6 - CHILD_PRICES), (2, 1))
+    verify, level = 0.1 * np.arange(40.0), 0.05 + 0.05 * np.arange(9.0)
+    any_more = set()
+    for depth in (1, 2, 4):
+        for _ in range(30):
+            log_probs, above, so_far = -rng.exponential(1.0, 8), -rng.exponential(1.0, 8), rng.uniform(size=3)
+            owners, parent_values = np.sort(rng.integers(0, 3, 8)), rng.uniform(size=8)
+            expected = functions.chances_of_level(log_probs, above, owners, lines, 0.1, 0.2, parent_values)
+            all_expected = np.concatenate((so_far, expected))
+            may_grow = np.where(depth < num_steps[owners], expected, 0.0)
+            paying = functions.worth_expanding(may_grow, owners, kinds, top_ks, children, all_expected, verify, level)
+            paying = {place for place in paying.tolist() if may_grow[place]}
+            bests = {max(np.flatnonzero(owners == owner), key=lambda node: expected[node]) for owner in set(owners.tolist())}
+            for is_lesson, wanted in ((False, paying), (True, paying | {best for best in bests if may_grow[best]})):
+                values = parent_values.copy()
+                limits = lines, kinds, num_steps, top_ks
+                own = log_probs, above, owners, values, so_far, depth, 0.1, 0.2
+                places, chances = functions.grown(*own, *limits, is_lesson, children, verify, level)
+                assert (values.tolist(), chances.tolist()) == (expected.tolist(), all_expected.tolist())
+                assert places.tolist() == sorted(wanted)
+            any_more.add(len(wanted) > len(paying) > 0)
+    assert any_more == {False, True}
 
 
 def test_nothing_is_expanded_where_no_more_may_be_drafted(functions: Any) -> None:
@@ -118,7 +161,7 @@ def test_what_is_verified_is_worth_most(functions: Any) -> None:
     for _ in range(100):
         chances, owners = rng.uniform(0.0, 1.0, 12).round(1), rng.integers(0, 3, 12)
         prices, limits = tiled_prices(rng, 12), rng.integers(0, 6, 3)
-        kept, count = functions.worth_verifying(chances, owners, limits, prices)
+        kept, count, _ = functions.worth_verifying(chances, owners, limits, prices)
         ranked = sorted(range(12), key=lambda node: -chances[node])
         assert sum(chances[ranked[:count]]) - prices[count] == pytest.approx(worth(chances, prices))
         expected = [
@@ -127,6 +170,40 @@ def test_what_is_verified_is_worth_most(functions: Any) -> None:
         assert kept.tolist() == sorted(expected)
     nothing, nobody = np.zeros(0), np.zeros(0, dtype=np.int64)
     assert functions.worth_verifying(nothing, nobody, np.ones(3, dtype=np.int64), np.zeros(1))[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("prices", "count", "last_chance"),
+    [
+        ([0.0, 0.25, 0.5, 0.75, 1.0], 3, 0.25),  # a line: what the next one costs
+        ([0.0, 0.5, 0.5, 0.5, 2.0], 3, 0.26),  # the next tile is dear: the last one would give way
+        ([0.0, 0.5, 0.5, 0.5, 0.5], 4, 0.1),  # more would cost nothing
+        ([5.0, 6.0, 7.0, 8.0, 9.0], 0, 1.0),
+        ([5.0, 5.95, 6.9, 7.85, 8.8], 0, 0.95),
+    ],
+)
+def test_the_last_node_that_is_worth_it(functions: Any, prices: list[float], count: int, last_chance: float) -> None:
+    """Its chance lies between those of the last one that is verified and of the best one that is not."""
+    nobody, chances = np.zeros(4, dtype=np.int64), np.array([0.6, 0.9, 0.1, 0.26])
+    _, found, last = functions.worth_verifying(chances, nobody, nobody[:1] + 9, np.array(prices))
+    assert (found, last) == (count, pytest.approx(last_chance))
+
+
+def test_what_parts_take(functions: Any) -> None:
+    """Against numpy: rows filled up, a curve, its slope beyond the last knot, and a correction by rows."""
+    knots, values, differences = np.array([1.0, 2.0, 8.0]), np.array([3.0, 3.5, 9.5]), np.linspace(-0.2, 0.3, 12)
+    rows, sequences = np.array([0.5, 1.0, 1.4, 5.0, 8.0, 20.0, 300.0]), np.arange(7.0)
+    tables = np.zeros(0), np.maximum(2.0 * np.ceil(np.arange(400) / 2), 4.0)
+    for table in tables:
+        filled = table[np.ceil(rows).astype(int)] if len(table) else rows
+        ms = sequences * 0.7 + np.interp(filled, knots, values) + np.maximum(0.0, filled - 8.0)
+        ms *= np.exp(0.1 + np.interp(2.0 * np.log2(np.maximum(filled, 1.0)), np.arange(12), differences))
+        found = functions.part_ms(sequences, rows, table, knots, values, 0.7, 0.1, differences)
+        assert found == pytest.approx(ms)
+        of_all = functions.part_ms(sequences[4:5], rows, table, knots, values, 0.7, 0.1, differences)
+        assert of_all[4] == pytest.approx(ms[4])
+    one = functions.part_ms(np.ones(1), rows, tables[0], knots[:1], values[:1], 0.5, 0.0, np.zeros(12))
+    assert one.tolist() == [3.5] * 7
 
 
 def test_the_best_chances_of_each_level(functions: Any) -> None:

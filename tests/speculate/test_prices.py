@@ -8,7 +8,7 @@ from step_costs import costs
 
 from eagle_rt.kernels.packed_linear import AMX_TILES
 from eagle_rt.speculate.costs import Conditions
-from eagle_rt.speculate.prices import FIRST_STAY, LONGEST_STEP, Pace, Price, PriceBook, RecentSteps, Stay, Verified, verified
+from eagle_rt.speculate.prices import FIRST_STAY, LONGEST_STEP, Pace, Price, PriceBook, RecentSteps, Stay, Verified
 
 
 @pytest.mark.parametrize(("node", "expected"), [(0.001, 4), (2.0, 2), (6.0, 1), (9.5, 0)])
@@ -64,22 +64,6 @@ def test_the_first_verified_row_may_cost_more_than_all_others() -> None:
     assert price.utility(np.array([[0.8]])) == 0.0
     assert price.utility(np.array([[0.9]])) == pytest.approx(0.9 - 0.04 - 3.2 / 4)
     assert price.starts[2] - price.starts[4] == pytest.approx(3.2 / 2, abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("prices", "count", "last_chance"),
-    [
-        ([0.0, 0.25, 0.5, 0.75, 1.0], 3, 0.25),  # a line: what the next one costs
-        ([0.0, 0.5, 0.5, 0.5, 2.0], 3, 0.26),  # the next tile is dear: the last one would give way
-        ([0.0, 0.5, 0.5, 0.5, 0.5], 4, 0.1),  # more would cost nothing
-        ([5.0, 6.0, 7.0, 8.0, 9.0], 0, 1.0),
-        ([5.0, 5.95, 6.9, 7.85, 8.8], 0, 0.95),
-    ],
-)
-def test_the_last_node_that_is_worth_it(prices: list[float], count: int, last_chance: float) -> None:
-    """Its chance lies between those of the last one that is verified and of the best one that is not."""
-    found = verified(np.array([0.9, 0.6, 0.26, 0.1]), np.array(prices), count, rate=2.0)
-    assert found == Verified(count, pytest.approx((prices[count] - prices[0]) / 2.0), pytest.approx(last_chance))
 
 
 def test_nodes_that_cost_less_than_the_last_one_is_worth_are_worth_the_rest() -> None:
