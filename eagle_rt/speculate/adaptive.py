@@ -60,7 +60,7 @@ class AdaptivePolicy:
     def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
         if self._max_batch_size is not None and batch_size > self._max_batch_size:
             return False
-        price = self.prices.at(Conditions(max(1, batch_size), num_rows, is_sampled))
+        price = self.prices.last(Conditions(max(1, batch_size), num_rows, is_sampled))
         return self.choice.unknown_pays(price, num_rows, is_sampled)
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:

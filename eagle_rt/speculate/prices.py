@@ -203,8 +203,8 @@ class PriceBook:
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
         self._steps: dict[tuple[int, bool], RecentSteps] = {}
-        # For each batch size and kind of conditions, with the number of steps at which it is worked out anew, and after which.
-        self._prices: dict[tuple[int, int, bool], tuple[Price, int, int]] = {}
+        # For each batch size and kind, with the number of steps at which it is worked out anew, and after which.
+        self._prices: dict[tuple[int, bool], tuple[Price, int, int]] = {}
         self._num_steps = 0
 
     def steps(self, conditions: Conditions) -> RecentSteps:
@@ -219,13 +219,18 @@ class PriceBook:
     def at(self, conditions: Conditions) -> Price:
         """Asked for in every step."""
         self._num_steps += 1
-        key = (conditions.batch_size, *conditions.bucket[1:])
+        key = conditions.batch_size, conditions.is_sampled
         price, due, num_steps = self._prices.get(key, (None, 0, 0))
         if price is None or self._num_steps >= due:
             price = Price(self._costs, self.steps(conditions).pace, conditions)
             num_steps = min(int(steps_of(conditions.batch_size)), max(1, 2 * num_steps))
             self._prices[key] = price, self._num_steps + num_steps, num_steps
         return price
+
+    def last(self, conditions: Conditions) -> Price:
+        """Of such a batch, though its texts may have been others; for who asks beside the steps."""
+        known = self._prices.get((conditions.batch_size, conditions.is_sampled))
+        return known[0] if known else self.at(conditions)
 
 
 class Stay:
