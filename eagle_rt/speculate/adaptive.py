@@ -64,6 +64,7 @@ class AdaptivePolicy:
         return self.choice.unknown_pays(price, num_rows, is_sampled)
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
+        self.prices.add_step()
         self.choice.stay.add_step(len(sequences))
         is_too_large = self._max_batch_size is not None and len(sequences) > self._max_batch_size
         if is_too_large or not any(sequence.bounds for sequence in sequences):

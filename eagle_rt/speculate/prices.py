@@ -216,9 +216,11 @@ class PriceBook:
             self._steps[size, is_sampled] = RecentSteps(replace(nearest, verified=None), 2.0**size)
         return self._steps[size, is_sampled]
 
-    def at(self, conditions: Conditions) -> Price:
-        """Asked for in every step."""
+    def add_step(self) -> None:
+        """What time costs may have changed since the last one."""
         self._num_steps += 1
+
+    def at(self, conditions: Conditions) -> Price:
         key = conditions.batch_size, conditions.is_sampled
         price, due, num_steps = self._prices.get(key, (None, 0, 0))
         if price is None or self._num_steps >= due:

@@ -130,15 +130,22 @@ def test_how_long_sequences_stay() -> None:
 
 
 def test_prices_are_worked_out_anew_now_and_then() -> None:
-    """However long their batch size was not met."""
+    """However long their batch size was not met, and however often they are asked for in a step."""
     book = PriceBook(costs(start=1.0, level=1.0, node=0.1))
     four, five = (Conditions(size, 64.0, is_sampled=False) for size in (4, 5))
-    prices = [book.at(four) for _ in range(200)]
+
+    def at_next_step(conditions: Conditions) -> Price:
+        book.add_step()
+        assert book.at(conditions) is book.at(conditions)
+        return book.at(conditions)
+
+    prices = [at_next_step(four) for _ in range(200)]
     runs = [len(list(run)) for _, run in groupby(prices, key=id)]
     assert runs[:6] == [1, 2, 4, 8, 16, 25]
-    kept = book.at(four)
-    assert book.at(five) is not kept
-    assert book.at(four) is kept
+    kept = at_next_step(four)
+    assert at_next_step(five) is not kept
+    assert at_next_step(four) is kept
     for _ in range(40):
-        book.at(five)
-    assert book.at(four) is not kept
+        at_next_step(five)
+    assert book.last(four) is kept
+    assert at_next_step(four) is not kept
