@@ -20,6 +20,8 @@ FIRST_ROWS_READ = 3.0
 # so many are remembered at least, since drafts that stop by chance are long in coming back; and how it is forgotten while nothing
 # drafts.
 MOST_BEYOND, BEYOND_HELD_BY, STEPS_OF_WORTH, IDLE_MEMORY = 4.0, 4.0, 32.0, 0.99
+# Prices are worked out anew after some steps, or when that has moved by so many tokens.
+MUCH_BEYOND = 0.2
 # No step with drafts counts as longer than so many times those before; in plain ones, what is believed of them before the first.
 LONGEST_STEP, FIRST_LENGTH = 1.5, 2.0
 # What a sequence costs once is spread over the steps for which it still stays: this share of the mean stay, which begins as that of
@@ -116,9 +118,13 @@ class RecentSteps:
     def pace(self) -> Pace:
         *sums, num_steps = self._verified
         verified = Verified(*(value / num_steps for value in sums)) if num_steps else None
-        beyond = self._beyond / (self._num_beyond + BEYOND_HELD_BY)
         speeds = self._gained / self._plain, self._gained / (self._plain - self._read)
-        return Pace(*speeds, self._rows / self._drafted, verified, beyond)
+        return Pace(*speeds, self._rows / self._drafted, verified, self.beyond)
+
+    @property
+    def beyond(self) -> float:
+        """See `Pace.beyond`."""
+        return self._beyond / (self._num_beyond + BEYOND_HELD_BY)
 
 
 class PriceList:
@@ -223,8 +229,9 @@ class PriceBook:
     def at(self, conditions: Conditions) -> Price:
         key = conditions.batch_size, conditions.is_sampled
         price, due, num_steps = self._prices.get(key, (None, 0, 0))
-        if price is None or self._num_steps >= due:
-            price = Price(self._costs, self.steps(conditions).pace, conditions)
+        steps = self.steps(conditions)
+        if price is None or self._num_steps >= due or abs(steps.beyond - price.beyond) > MUCH_BEYOND:
+            price = Price(self._costs, steps.pace, conditions)
             num_steps = min(int(steps_of(conditions.batch_size)), max(1, 2 * num_steps))
             self._prices[key] = price, self._num_steps + num_steps, num_steps
         return price

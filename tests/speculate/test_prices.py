@@ -148,4 +148,8 @@ def test_prices_are_worked_out_anew_now_and_then() -> None:
     for _ in range(40):
         at_next_step(five)
     assert book.last(four) is kept
-    assert at_next_step(four) is not kept
+    renewed = at_next_step(four)
+    assert renewed is not kept
+    for _ in range(8):
+        book.steps(four).add_worth(-1.0)
+    assert book.at(four) is not renewed, "drafts gain much less than it says"
