@@ -155,6 +155,8 @@ class AdaptivePlan:
         elif is_settled and not self._decision.is_trial:
             steps.add_worth(self._worth_beyond(record, total_ms - reading_ms))
         policy.choice.allow_tries(batch_size, total_ms)
+        if self._decision.is_trial:
+            policy.choice.add_trial(gained * plain_ms / (total_ms - reading_ms), batch_size)
         if self.drafters and self._teaches:
             self._learn_children(record.candidates)
             self._learn_promises(record)

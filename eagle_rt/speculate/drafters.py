@@ -25,7 +25,7 @@ NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 3, 7, 1.25
 # sequences at least, where a trial takes longer than a step; it is saved up for so many steps. More would find new texts sooner,
 # and cost more where nothing pays.
 TRY_SHARE, LARGE_TRY_SHARE, LARGE_BATCH, MOST_STEPS_ALLOWED_FOR = 0.01, 0.02, 8, 1024
-# How long a trial is; and how deep its drafts are at least, and all from which is learned.
+# How long a trial is, if what it comes to leaves hope; and how deep its drafts are at least, and all from which is learned.
 STEPS_OF_A_TRIAL, LEVELS_OF_A_LESSON = 4, 2
 # Plain steps are what prices are in units of: one is made after so many with drafts, twice as many, ... and from then on after so
 # many, since what it takes can hardly be told from what they take.
@@ -72,6 +72,8 @@ class DrafterChoice:
         self.stay, self.allowance_ms = Stay(), 0.0
         self.num_unasked = self.num_rested = 0
         self.unknown_may_draft = True
+        # Of the trial so far: the drafts, and the sum of their speeds.
+        self._num_tried, self._tried_speed = 0, 0.0
         self._prices, self._book = prices, book
         self._last: Decision | None = None
         # Of batches of about each size: steps with drafts since the last plain one was due, and after how many it is.
@@ -118,6 +120,13 @@ class DrafterChoice:
         allowed_ms = (TRY_SHARE if batch_size < LARGE_BATCH else LARGE_TRY_SHARE) * step_ms
         self.allowance_ms = min(self.allowance_ms + allowed_ms, MOST_STEPS_ALLOWED_FOR * allowed_ms)
 
+    def add_trial(self, speed: float, num_drafts: int) -> None:
+        """A step of one, with so many drafts, came to such a speed over plain decoding. A trial ends where that is below it by more
+        than chance: what a single draft gains varies by about one token."""
+        self._num_tried, self._tried_speed = self._num_tried + num_drafts, self._tried_speed + speed * num_drafts
+        if self._tried_speed / self._num_tried < 1.0 - self._num_tried**-0.5:
+            self.num_unasked = 0
+
     def forget(self) -> None:
         """One has left, another may take its place."""
         self.stay.add_end()
@@ -155,6 +164,7 @@ class DrafterChoice:
         tries = self._tries_of(begun, idle, num_drafters)
         if not drafters and self._affords_trial(price, offers):
             self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, 0
+            self._num_tried, self._tried_speed = 0, 0.0
             return self._trial(begun)
         best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
         self._hold(
