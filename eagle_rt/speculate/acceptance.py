@@ -12,7 +12,7 @@ from eagle_rt.speculate.forest import Bools, Floats, Ints
 FIRST_FIT, FIT_EVERY = 32, 256
 NUM_REMEMBERED = 4096
 # The head's logits are multiplied by this before they become log-probabilities: those say more about what will be accepted
-# (see docs/benchmarks.md) than its own ones.
+# (see docs/findings.md) than its own ones.
 SHARPNESS = 2.0
 # How strongly a fit is held to the weights of the cold start, in observations.
 PRIOR_STRENGTH = 8.0

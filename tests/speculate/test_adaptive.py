@@ -137,6 +137,17 @@ def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
     assert not step(hopeless).drafters
 
 
+def test_a_trial_that_leaves_no_hope_ends_early() -> None:
+    """Many drafts say more than one does; and what was good so far counts too."""
+    for num_drafts, before, ends in ((16, None, True), (1, None, False), (16, 1.2, False)):
+        choice = policy(FREE).choice
+        choice.num_unasked = STEPS_OF_A_TRIAL - 1
+        if before:
+            choice.add_trial(before, num_drafts)
+        choice.add_trial(0.6, num_drafts)
+        assert (choice.num_unasked == 0) == ends
+
+
 def test_a_trial_is_deep_enough() -> None:
     """Whatever children gained in other texts."""
     start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
