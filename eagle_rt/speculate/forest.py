@@ -22,7 +22,8 @@ class Candidates:
 
     owners: [M] which sequence each belongs to, ascending where depths are the same; tokens: [M] target ids; parents: [M] numbers of
     candidates, which are counted from the first level on, -1 under the root; depths: [M], from 1; log_probs: [M] of the head, given
-    the parent; scores: [M] their sums along the path; values: [M] what the policy that grows the trees says of them.
+    the parent; scores: [M] their sums along the path; values: [M] what the policy that grows the trees says of them,
+    and of their parents until it has been asked.
     """
 
     owners: Ints

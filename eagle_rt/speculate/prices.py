@@ -227,6 +227,7 @@ class PriceBook:
         self._num_steps += 1
 
     def at(self, conditions: Conditions) -> Price:
+        """Of a step in such conditions."""
         key = conditions.batch_size, conditions.is_sampled
         price, due, num_steps = self._prices.get(key, (None, 0, 0))
         steps = self.steps(conditions)

@@ -5,7 +5,7 @@ import pytest
 from step_costs import costs
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
-from eagle_rt.speculate.adaptive import NUM_FIRST_LESSONS, NUM_UNSETTLED, AdaptivePolicy, RestingPlan
+from eagle_rt.speculate.adaptive import NUM_FIRST_LESSONS, NUM_UNSETTLED, AdaptivePlan, AdaptivePolicy, RestingPlan
 from eagle_rt.speculate.compiled import CHILD_PRICES
 from eagle_rt.speculate.costs import Conditions, Observation, StepCosts
 from eagle_rt.speculate.drafters import (
@@ -276,6 +276,17 @@ def test_a_level_is_worth_its_good_children(children: tuple[float, float], is_wo
     plan = begun(adaptive, [0.0])
     nodes = level(np.zeros(1, dtype=np.int64), np.full(1, -1), 1, np.array([0.5]))
     assert len(plan.expand(nodes)) == is_worth_it
+
+
+def test_what_the_verified_nodes_take_is_remembered() -> None:
+    """In milliseconds beyond a plain step: two of three nodes are worth theirs, at 2 ms each."""
+    plan = begun(policy(costs(start=0.01, level=50.0, node=2.0)), [0.0])
+    nodes = level(np.zeros(3, dtype=np.int64), np.full(3, -1), 1, np.array([0.9, 0.05, 0.8]))
+    plan.expand(nodes)
+    assert plan.keep(nodes).tolist() == [0, 2]
+    assert isinstance(plan, AdaptivePlan)
+    assert plan._verified
+    assert (plan._verified.num_nodes, plan._verified.more_ms) == (2, pytest.approx(2 * 2.0))
 
 
 def test_plain_steps_are_measured_between_drafts() -> None:
