@@ -1,8 +1,11 @@
 """Engines that go through the same texts side by side, a few steps at a time, so that whatever the machine does hits all alike."""
 
+import os
+import re
 import statistics
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.request import SamplingParams
@@ -13,6 +16,8 @@ SHORTEST, GOLDEN_RATIO = 0.5, 0.618034
 LONGEST_STEP = 5.0
 # The first step after another engine's finds cold caches, as none does where one engine serves alone.
 STEPS_OF_A_TURN = 7
+# The place in its line of what /proc/stat says of a processor.
+STOLEN_TICKS = 8
 
 
 def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: SamplingParams) -> list[float]:
@@ -58,6 +63,14 @@ class StepSeconds:
         step = statistics.median([seconds for seconds, num_read in self._steps if not num_read] or [0.0])
         token = statistics.median([seconds / num_read for seconds, num_read in self._steps if num_read] or [0.0])
         return sum(min(LONGEST_STEP * (step + num_read * token), seconds) for seconds, num_read in self._steps)
+
+
+def stolen_seconds(counts: Path = Path("/proc/stat")) -> float:
+    """For how long others have had this virtual machine's processors, the mean of them, since it began; 0 where nobody counts."""
+    if not counts.exists():
+        return 0.0
+    ticks = [int(line.split()[STOLEN_TICKS]) for line in counts.read_text().splitlines() if re.match(r"cpu\d", line)]
+    return statistics.mean(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def is_busy(core: EngineCore) -> bool:

@@ -11,6 +11,7 @@ from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.fit import fitted
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models
 from eagle_rt.engine.profile import find_profile, with_profile
+from eagle_rt.kernels.packed_linear import prepare_products
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.compiled import compile_all
@@ -48,6 +49,7 @@ def size_trees(core: EngineCore, config: EngineConfig, costs: StepCosts | None, 
     stepper = core.runner.host_stepper
     assert stepper
     start, notes = time.perf_counter(), []
+    prepare_products()
     if costs is None:
         costs = measured_costs(core)
         notes.append(f"measured what steps cost in {time.perf_counter() - start:.1f} s")

@@ -12,6 +12,8 @@ from eagle_rt.kernels.processor import has_amx
 
 # Up to so many rows of a half-precision product are made as they are. Where there are many, so many are made at a time.
 UNTILED_ROWS, MANY_ROWS, MANY_ROWS_TILE = 16, 512, 64
+# Code for up to so many rows is generated at start.
+PREPARED_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,18 @@ class PackedProduct:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.out_size = len(weight)
+        self.out_size, self.in_size = weight.shape
+        self.dtype, self.tiles = weight.dtype, tiles_of(weight)
         self._number = next(_numbers)
         _products[self._number] = self
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-        self._bias, self._tiles = bias, tiles_of(weight)
+        self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return torch.ops.eagle_rt.packed_linear(x, self._number, self.out_size)
         num_rows = len(x)
-        num_more = self._tiles.filled_up(num_rows) - num_rows
+        num_more = self.tiles.filled_up(num_rows) - num_rows
         if num_more:
             x = functional.pad(x, (0, 0, 0, num_more))
         product = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
@@ -77,6 +80,15 @@ def tiles_of(weight: Tensor) -> RowTiles:
     if weight.dtype == torch.float32 or not can_pack(weight):
         return NO_TILES
     return AMX_TILES if has_amx() else SMALL_TILES
+
+
+def prepare_products() -> None:
+    """Make products of few rows once, with all that are packed: what oneDNN generates for a number of rows then takes 0.5 to 5 ms a
+    shape at start, rather than in the first steps with as many, which would look dear."""
+    shapes = {(product.in_size, product.out_size, product.dtype): product for product in _products.values()}
+    for product in shapes.values():
+        for num_rows in sorted({product.tiles.filled_up(number) for number in range(1, PREPARED_ROWS + 1)}):
+            product(torch.zeros(num_rows, product.in_size, dtype=product.dtype))
 
 
 # A compiler cannot hold packed weights, only their numbers.

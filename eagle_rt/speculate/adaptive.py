@@ -27,7 +27,7 @@ from eagle_rt.speculate.sequences import HostSequence
 
 # Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth, which takes time itself; but
 # each does while drafts gain more or less than they are said to be worth by so many tokens.
-NUM_FIRST_LESSONS, STEPS_A_LESSON, SURPRISING = 64, 8, 0.5
+NUM_FIRST_LESSONS, STEPS_A_LESSON, SURPRISING = 64, 16, 0.5
 # How many more nodes than there are so far a tree with another level may have.
 MORE_NODES = 64
 NO_PLACES, NO_CHANCES = np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -88,7 +88,8 @@ class RestingPlan(FixedPlan):
         steps = self._policy.prices.steps(conditions_of(self._sequences))
         steps.add(1.0, 1.0)
         steps.add_worth(None)
-        self._policy.choice.allow_tries(len(self._sequences), record.parts[-1].ms)
+        self._policy.prices.between_ms = record.between_ms
+        self._policy.choice.allow_tries(len(self._sequences), record.total_ms)
 
 
 class AdaptivePlan:
@@ -142,14 +143,16 @@ class AdaptivePlan:
 
     def learn(self, record: StepRecord) -> None:
         policy, conditions, batch_size = self._policy, self._decision.conditions, len(self._members)
-        total_ms = sum(part.ms for part in record.parts)
+        policy.prices.between_ms, total_ms = record.between_ms, record.total_ms
+        reading_ms, plain_ms = self._reading_ms(record), self._price.plain_ms
+        is_reading = reading_ms >= MOST_READING * total_ms
         if self._teaches:
-            for part in record.parts:
+            # What it takes to read much says little of what it takes to draft.
+            for part in record.parts[is_reading:]:
                 policy.costs.correct(part, conditions)
         steps, gained = policy.prices.steps(conditions), record.num_gained / batch_size
-        reading_ms, plain_ms = self._reading_ms(record), self._price.plain_ms
         steps.add(gained, total_ms / plain_ms, reading_ms / plain_ms, len(self.drafters) / batch_size, self._verified)
-        is_settled = policy.num_drafted_steps > NUM_UNSETTLED and reading_ms < MOST_READING * total_ms
+        is_settled = policy.num_drafted_steps > NUM_UNSETTLED and not is_reading
         if not self.drafters:
             steps.add_worth(None)
         elif is_settled and not self._decision.is_trial:

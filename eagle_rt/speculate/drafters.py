@@ -18,9 +18,9 @@ from eagle_rt.speculate.sequences import HostSequence
 # After a step in which nothing was worth drafting some go without asking: the more, the longer that lasts, but only a few where
 # drafts would have been worth it at such a share of their price. One in so many is learned from, since such steps are short.
 HOPELESS = 0.8
-MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31, 3, 8
+MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31, 7, 8
 # After one in which all drafted some do so without asking, more where that was worth so many times its price.
-NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 3, 7, 1.25
+NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 5, 11, 1.25
 # Tries of sequences that do not draft, and trials of all where none does: their share of the time, more in batches of so many
 # sequences at least, where a trial takes longer than a step; it is saved up for so many steps. More would find new texts sooner,
 # and cost more where nothing pays.
@@ -140,9 +140,12 @@ class DrafterChoice:
         return Decision(self._book.of(sequences), conditions, self._prices.at(conditions), [])
 
     def _is_as_asked(self, last: Decision, sequences: Sequence[HostSequence]) -> bool:
-        """Both a rest and drafts of all go on while one leaves and the next one's prompt is read, until too many have."""
+        """Both a rest and drafts of all go on while one leaves and the next one's prompt is read, until too many have, or drafts
+        have come to gain much less than was said."""
         if last.is_trial:
             return True
+        if last.drafters and self._prices.is_wrong(last.price, last.conditions):
+            return False
         if last.drafters and not (self.unknown_may_draft and all(own.bounds for own in sequences)):
             return self._book.of(sequences) is last.members
         return 4 * abs(len(sequences) - len(last.members)) <= len(last.members)

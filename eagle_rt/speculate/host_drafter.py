@@ -81,7 +81,7 @@ class HostDrafter:
         """Grow trees level by level, for as long as the plan wants.
 
         The rows that the head is fed live in a sequence's scratch rows, in the order they were fed; each sees the text and its own
-        ancestors. start: when the plan was asked for, in seconds of the clock; `mark` is told when the head has caught up.
+        ancestors. start: of the step, in seconds of the clock; `mark` is told when the head has caught up.
         """
         batch_size, drafters = len(sequences), np.array(plan.drafters)
         own = [sequences[index] for index in plan.drafters]

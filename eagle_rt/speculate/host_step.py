@@ -4,6 +4,7 @@
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -27,6 +28,8 @@ from eagle_rt.speculate.simulate import simulated_paths
 # Features that wait for the head take no more memory than this. And of one text no more than so many rows wait, beyond which a
 # pass of their own costs the head little, and a step with all of them would keep others waiting.
 MOST_WAITING_BYTES, MOST_WAITING_ROWS = 256 * 2**20, 2048
+# Of how many of the latest pauses between steps the lower quartile counts.
+NUM_PAUSES = 16
 # Of a step without drafts.
 NO_CANDIDATES, NO_NUMBERS, NO_LABELS = no_candidates(), np.zeros(0, dtype=np.int64), np.zeros(0)
 
@@ -38,6 +41,26 @@ class HostOutcome:
     tokens: list[list[int]]
     num_drafted: list[int]
     is_broken: list[bool]
+
+
+class Pauses:
+    """What passes between two steps: all that is done with what the last one gained, and the preparing of the next. Sometimes
+    prompts are read there too, or nothing was asked for."""
+
+    def __init__(self) -> None:
+        self._latest: deque[float] = deque(maxlen=NUM_PAUSES)
+        self._began = 0.0
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        if self._began:
+            self._latest.append(1000 * (time.perf_counter() - self._began))
+
+    @property
+    def ms(self) -> float:
+        return sorted(self._latest)[len(self._latest) // 4] if self._latest else 0.0
 
 
 class HostStepper:
@@ -59,7 +82,9 @@ class HostStepper:
         self.feature_layers = drafter.head.feature_layers
         self._backend, self._simulated_length = backend, simulated_length
         self.feature_size = max(1, len(self.feature_layers)) * target.spec.shape.hidden_size
-        self._learning_ms = 0.0
+        self._pauses = Pauses()
+        # What was learned last has taken, from steps without drafts and with.
+        self._learning_ms = [0.0, 0.0]
         self._most_waiting = MOST_WAITING_BYTES // (self.feature_size * target.embedding.dtype.itemsize)
 
     def step(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
@@ -67,11 +92,11 @@ class HostStepper:
 
         sampling: the settings of the B sequences. `mark(name)` is called after each part, for timing.
         """
+        self._pauses.end()
         rows = [self.drafter.rows[sequence.id] for sequence in sequences]
         sequences = [replace(own, bounds=None) if row.is_lost else own for own, row in zip(sequences, rows, strict=True)]
-        missing = [row.num_waiting for row in rows]
+        plan = self.policy.begin(sequences, [row.num_waiting for row in rows])
         start = time.perf_counter()
-        plan = self.policy.begin(sequences, missing)
         root_tokens = np.array([sequence.text[-1] for sequence in sequences])
         draft = kept = None
         trees = roots_only(root_tokens)
@@ -79,17 +104,19 @@ class HostStepper:
             draft = self.drafter.draft(sequences, sampling, plan, start, mark)
             kept = plan.keep(draft.candidates)
             trees = pack(root_tokens, draft.candidates[kept], kept)
+            start = draft.end
             mark("draft")
         elif self.read_on(sequences):
+            start = time.perf_counter()
             mark("extend")
 
-        verify_start = draft.end if draft else time.perf_counter()
         choose, features = self._verify(sequences, sampling, trees)
         length = self._simulated_length
         paths, tokens = trees.walk(choose) if length is None else simulated_paths(trees, choose, length)
         mark("verify")
         self._keep(sequences, trees, paths, features)
-        self._learn(plan, sequences, draft, kept, trees, paths, verify_start)
+        self._learn(plan, sequences, draft, kept, trees, paths, start)
+        self._pauses.begin()
         mark("accept")
         num_drafted = [stop - first - 1 for first, stop in zip(trees.starts, trees.starts[1:], strict=False)]
         is_broken = draft.is_broken.tolist() if draft else [False] * len(sequences)
@@ -160,22 +187,23 @@ class HostStepper:
         paths: list[list[int]],
         verify_start: float,
     ) -> None:
-        start = time.perf_counter()
-        # What is learned from this draft is as much work as what was learned from the last one.
-        verify_ms = 1000 * (start - verify_start) + (self._learning_ms if draft else 0.0)
+        start, has_drafts = time.perf_counter(), draft is not None
+        # What is learned from this step is as much work as what was learned from the last one like it.
+        verify_ms = 1000 * (start - verify_start) + self._learning_ms[has_drafts]
         observation = Observation("verify", len(sequences), len(trees.owners), verify_ms)
         num_gained = sum(map(len, paths))
-        if draft is None or kept is None:
-            plan.learn(StepRecord(NO_CANDIDATES, NO_NUMBERS, lambda: NO_LABELS, num_gained, [observation]))
-            return
+        record = StepRecord(NO_CANDIDATES, NO_NUMBERS, lambda: NO_LABELS, num_gained, [observation], self._pauses.ms)
+        if draft is not None and kept is not None:
 
-        def labels() -> Floats:
-            is_accepted = np.zeros(len(trees.owners))
-            is_accepted[list(chain.from_iterable(paths))] = 1.0
-            return is_accepted[trees.rows_of_chosen]
+            def labels() -> Floats:
+                is_accepted = np.zeros(len(trees.owners))
+                is_accepted[list(chain.from_iterable(paths))] = 1.0
+                return is_accepted[trees.rows_of_chosen]
 
-        plan.learn(StepRecord(draft.candidates, kept, labels, num_gained, [*draft.observations, observation]))
-        self._learning_ms = 1000 * (time.perf_counter() - start)
+            parts = [*draft.observations, observation]
+            record = replace(record, candidates=draft.candidates, kept=kept, is_accepted=labels, parts=parts)
+        plan.learn(record)
+        self._learning_ms[has_drafts] = 1000 * (time.perf_counter() - start)
 
     def _tensor(self, values: Ints | Sequence) -> Tensor:
         return torch.as_tensor(values, device=self._device)

@@ -152,12 +152,12 @@ class Price:
     nodes together cost beyond that is `any_node`; what they cost less is given back to each of them, which leaves `node_paid`.
     """
 
-    def __init__(self, costs: StepCosts, pace: Pace, conditions: Conditions) -> None:
+    def __init__(self, costs: StepCosts, pace: Pace, conditions: Conditions, between_ms: float = 0.0) -> None:
         batch_size = conditions.batch_size
         rows = typical_rows(costs, batch_size)
         verify = costs.ms("verify", batch_size, rows, conditions).tolist()
         level = costs.ms("level", batch_size, rows, conditions).tolist()
-        self.plain_ms = verify[0]
+        self.plain_ms = verify[0] + between_ms
         # No tree is worth less than plain decoding.
         self.rate = max(1.0, pace.speed) * batch_size / self.plain_ms
         self.rate_of_trees = rate = max(1.0, pace.speed_of_trees) * batch_size / self.plain_ms
@@ -204,9 +204,10 @@ class Price:
 
 
 class PriceBook:
-    """The paces and prices of every batch size."""
+    """The paces and prices of every batch size. between_ms: what passes between steps lately."""
 
     def __init__(self, costs: StepCosts) -> None:
+        self.between_ms = 0.0
         self._costs = costs
         self._steps: dict[tuple[int, bool], RecentSteps] = {}
         # For each batch size and kind, with the number of steps at which it is worked out anew, and after which.
@@ -230,12 +231,15 @@ class PriceBook:
         """Of a step in such conditions."""
         key = conditions.batch_size, conditions.is_sampled
         price, due, num_steps = self._prices.get(key, (None, 0, 0))
-        steps = self.steps(conditions)
-        if price is None or self._num_steps >= due or abs(steps.beyond - price.beyond) > MUCH_BEYOND:
-            price = Price(self._costs, steps.pace, conditions)
+        if price is None or self._num_steps >= due or self.is_wrong(price, conditions):
+            price = Price(self._costs, self.steps(conditions).pace, conditions, self.between_ms)
             num_steps = min(int(steps_of(conditions.batch_size)), max(1, 2 * num_steps))
             self._prices[key] = price, self._num_steps + num_steps, num_steps
         return price
+
+    def is_wrong(self, price: Price, conditions: Conditions) -> bool:
+        """Whether drafts have come to gain much more or less than it says."""
+        return abs(self.steps(conditions).beyond - price.beyond) > MUCH_BEYOND
 
     def last(self, conditions: Conditions) -> Price:
         """Of such a batch, though its texts may have been others; for who asks beside the steps."""

@@ -1,8 +1,11 @@
 """What the steps of engines count as that run side by side."""
 
+import os
+from pathlib import Path
+
 import pytest
 
-from eagle_rt.bench.lockstep import LONGEST_STEP, StepSeconds
+from eagle_rt.bench.lockstep import LONGEST_STEP, StepSeconds, stolen_seconds
 
 
 def test_a_machine_that_stands_still_counts_as_a_long_step() -> None:
@@ -19,3 +22,13 @@ def test_a_machine_that_stands_still_counts_as_a_long_step() -> None:
 
 def test_nothing_takes_no_time() -> None:
     assert StepSeconds().total() == 0.0
+
+
+def test_time_that_others_have_taken(tmp_path: Path) -> None:
+    """The mean of two processors; the line of all of them does not count, nor what else the file says."""
+    counts = tmp_path / "stat"
+    ticks = os.sysconf("SC_CLK_TCK")
+    lines = ["cpu  9 9 9 9 9 9 9 99999 0 0", *(f"cpu{n} 9 9 9 9 9 9 9 {n * ticks} 0 0" for n in (1, 2)), "intr 7 7 7 7 7 7 7 7 7 7"]
+    counts.write_text("\n".join(lines))
+    assert stolen_seconds(counts) == pytest.approx(1.5)
+    assert stolen_seconds(tmp_path / "none") == 0.0

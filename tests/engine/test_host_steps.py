@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -319,3 +320,17 @@ def test_extreme_temperatures(target_dir: Path, head_dir: Path, temperature: flo
     plain = run(make_core(target_dir), prompts, settings)
     for tree in ("fixed", "adaptive"):
         assert run(make_core(target_dir, head_dir, TREE, speculative_tree=tree), prompts, settings) == plain
+
+
+def test_a_pause_between_steps_is_what_a_short_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are read in others, or nothing was asked for."""
+    now = [100.0]
+    monkeypatch.setattr(host_step, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    pauses = host_step.Pauses()
+    pauses.end()
+    assert pauses.ms == 0.0, "none was before the first step"
+    for number in range(40):
+        pauses.begin()
+        now[0] += 0.004 if number < 20 else 0.002 if number % 2 else 1.0
+        pauses.end()
+        assert pauses.ms == pytest.approx(4.0 if number < 29 else 2.0)

@@ -1,9 +1,13 @@
+from weakref import WeakValueDictionary
+
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 
+from eagle_rt.kernels import packed_linear
 from eagle_rt.kernels.noise import gumbel_noise
-from eagle_rt.kernels.packed_linear import AMX_TILES, NO_TILES, SMALL_TILES, PackedProduct, can_pack
+from eagle_rt.kernels.packed_linear import AMX_TILES, NO_TILES, PREPARED_ROWS, SMALL_TILES, PackedProduct, can_pack
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
@@ -38,6 +42,22 @@ def test_rows_are_filled_up_to_whole_tiles() -> None:
     assert [NO_TILES.filled_up(number) for number in numbers] == list(numbers)
     assert [SMALL_TILES.filled_up(number) for number in numbers] == [1, 15, 16, 24, 24, 32, 40, 56, 512, 576]
     assert [AMX_TILES.filled_up(number) for number in numbers] == [1, 15, 16, 48, 48, 48, 48, 64, 512, 576]
+
+
+def test_products_of_few_rows_are_prepared_once_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_linear, "_products", WeakValueDictionary())
+    products = [PackedProduct(torch.randn(out_size, 24), None) for out_size in (40, 40, 8)]
+    made: list[tuple[int, int]] = []
+    call = PackedProduct.__call__
+
+    def counted(product: PackedProduct, x: Tensor) -> Tensor:
+        made.append((product.out_size, len(x)))
+        return call(product, x)
+
+    monkeypatch.setattr(PackedProduct, "__call__", counted)
+    packed_linear.prepare_products()
+    numbers = {products[0].tiles.filled_up(number) for number in range(1, PREPARED_ROWS + 1)}
+    assert sorted(made) == sorted((out_size, number) for out_size in (8, 40) for number in numbers)
 
 
 def test_rotate_turns_complex_pairs() -> None:

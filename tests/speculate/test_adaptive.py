@@ -1,5 +1,7 @@
 """The decisions of adaptive trees, one by one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from step_costs import costs
@@ -93,6 +95,11 @@ def test_clear_decisions_hold_while_the_batch_is_about_the_same() -> None:
         clear.choice.unknown_may_draft = False
         begun(clear, [0.0] * 4)
         assert clear.choice.num_unasked == num_unasked, "it was asked"
+        begun(clear, [0.0] * 4)
+        assert clear.choice.num_unasked == num_unasked - 1
+        clear.prices.steps(Conditions(4, 64.0, is_sampled=False)).add_worth(2.0)
+        begun(clear, [0.0] * 4)
+        assert clear.choice.num_unasked >= num_unasked, "drafts gain more than was said"
     assert plan_for(clear, [0.0] * 4, may_draft=False).drafters == [0, 1, 2], "whose head has lost its rows meanwhile"
     hopeless = policy(costs(start=50.0, level=50.0, node=20.0))
     while hopeless.choice.num_unasked < 20:
@@ -230,6 +237,37 @@ def test_what_drafts_gain_beyond_their_promise_is_what_the_target_said_and_the_c
     real = 2 - 1 - price.rate * (12.0 - price.plain_ms)
     beyond = adaptive.prices.steps(ONE).pace.beyond
     assert beyond == pytest.approx((real - worth) / (1.0 + BEYOND_HELD_BY), abs=0.02)
+
+
+def test_steps_that_read_much_say_nothing_of_drafts() -> None:
+    adaptive = policy(costs(start=1.0, level=50.0, node=0.1))
+    start = adaptive.costs.parts["start"]
+    start.knots, start.values = [1.0, 101.0], [1.0, 101.0]
+    for num_rows, is_learned_from in ((200, False), (3, True)):
+        before = [float(adaptive.costs.ms(part, 1, 3, ONE)) for part in ("start", "verify")]
+        plan = step(adaptive)
+        assert plan.drafters
+        parts = [Observation("start", 1, num_rows, 3.0 * (num_rows + before[0])), Observation("verify", 1, 2, 1.1 * before[1])]
+        plan.learn(StepRecord(no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 1, parts))
+        after = [float(adaptive.costs.ms(part, 1, 3, ONE)) for part in ("start", "verify")]
+        assert after[1] > before[1]
+        # All parts share the machine's factor.
+        assert (after[0] / before[0] > 1.01 * after[1] / before[1]) == is_learned_from
+
+
+def test_all_that_a_step_takes_counts() -> None:
+    for between_ms, fits in ((0.0, True), (5.0, False)):
+        adaptive = policy(costs(start=50.0, level=50.0, node=20.0))
+        plan = step(adaptive)
+        assert not plan.drafters
+        record = StepRecord(
+            no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 1, [Observation("verify", 1, 1, 10.0)]
+        )
+        plan.learn(replace(record, between_ms=between_ms))
+        assert adaptive.prices.between_ms == between_ms
+        adaptive.prices.add_step()
+        assert (adaptive.prices.at(ONE).plain_ms == pytest.approx(10.0)) == fits
+        assert record.total_ms == 10.0
 
 
 def test_resting_steps_count_as_plain_ones() -> None:

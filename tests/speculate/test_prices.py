@@ -114,6 +114,18 @@ def test_a_step_counts_as_long_as_others_take() -> None:
     assert [steps.counted(9.0) for _ in range(50)][-1] == 9.0
 
 
+def test_what_passes_between_steps_belongs_to_a_plain_one() -> None:
+    """Steps with drafts save it."""
+    book = PriceBook(costs(start=1.0, level=50.0, node=0.1))
+    conditions = Conditions(4, 64.0, is_sampled=False)
+    alone = book.at(conditions)
+    book.between_ms = 2.0
+    book.add_step()
+    with_others = book.at(conditions)
+    assert with_others.plain_ms == alone.plain_ms + 2.0
+    assert with_others.rate == pytest.approx(alone.rate * alone.plain_ms / with_others.plain_ms)
+
+
 def test_how_long_sequences_stay() -> None:
     stay = Stay()
     assert stay.steps_left(0) == FIRST_STAY
