@@ -155,7 +155,7 @@ class AdaptivePlan:
         is_settled = policy.num_drafted_steps > NUM_UNSETTLED and not is_reading
         if not self.drafters:
             steps.add_worth(None)
-        elif is_settled and not self._decision.is_trial:
+        elif is_settled:
             steps.add_worth(self._worth_beyond(record, total_ms - reading_ms))
         policy.choice.allow_tries(batch_size, total_ms)
         if self._decision.is_trial:

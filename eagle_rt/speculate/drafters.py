@@ -91,7 +91,7 @@ class DrafterChoice:
         if self._last and self.num_unasked and self._is_as_asked(self._last, sequences):
             self.num_unasked -= 1
             if self._last.is_trial:
-                self._last = self._trial(self._begun(sequences))
+                self._last = self._trial(replace(self._begun(sequences), worth=self._last.worth))
                 return self._last
             if self._last.drafters:
                 return self._last if self._book.of(sequences) is self._last.members else self._all(sequences)
@@ -168,7 +168,7 @@ class DrafterChoice:
         if not drafters and self._affords_trial(price, offers):
             self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, 0
             self._num_tried, self._tried_speed = 0, 0.0
-            return self._trial(begun)
+            return self._trial(replace(begun, worth=sum(offer.utility for offer in offers) - price.starts[len(offers)]))
         best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
         self._hold(
             are_any=bool(drafters or tries),
