@@ -144,6 +144,26 @@ def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
     assert not step(hopeless).drafters
 
 
+def test_trials_say_too_what_drafts_gain_beyond_their_promise() -> None:
+    """Those that are made because drafts promise much would say that all gain less than they promise."""
+    start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
+    nearly = policy(costs(start=start, level=50.0, node=0.1))
+    nearly.num_drafted_steps, nearly.choice.allowance_ms = NUM_UNSETTLED, 1e3
+    price, plan = nearly.prices.at(ONE), step(nearly)
+    assert isinstance(plan, AdaptivePlan)
+    decision = plan._decision
+    assert decision.is_trial
+    assert decision.worth == pytest.approx(price.utility(FIRST_PROMISES).mean() - price.starts[1], rel=0.05)
+    assert decision.worth < 0
+    before = nearly.prices.steps(ONE).beyond
+    parts = [Observation("start", 1, 3, start), Observation("verify", 1, 2, 10.0)]
+    plan.learn(StepRecord(no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 5, parts))
+    assert nearly.prices.steps(ONE).beyond > before + 0.1
+    assert step(nearly).drafters == [0]
+    assert nearly.choice._last
+    assert nearly.choice._last.worth == decision.worth, "until it ends"
+
+
 def test_a_trial_that_leaves_no_hope_ends_early() -> None:
     """Many drafts say more than one does; and what was good so far counts too."""
     for num_drafts, before, ends in ((16, None, True), (1, None, False), (16, 1.2, False)):
