@@ -22,13 +22,12 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench_speculative import environment
-from eagle_rt.bench.lockstep import full_rates, stolen_seconds
+from eagle_rt.bench.lockstep import quiet_rounds
 from eagle_rt.bench.sweep import Measurement, Setting, add_metrics, calibration_columns, core_for, generate
 from eagle_rt.bench.workload import Workload, load_workload
 from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models, model_info
-from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.speculate.policy import DraftPlan
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
@@ -37,8 +36,6 @@ HOSTILE = "hostile"
 HALF_SECOND = 0.5
 # Prompts of a load that switches are cut to so many tokens, so that reading those of many requests takes little of a phase.
 SHORT_PROMPT = 32
-# Rounds in which the machine was taken away for too long are made again, until there are so many times as many as are asked for.
-MOST_ROUNDS = 3
 
 
 def workload(name: str, args: argparse.Namespace, info: ModelInfo, count: int, first: int = 0) -> Workload:
@@ -88,37 +85,16 @@ def points(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, mode
                 )
                 settle(cores[-1], others[dataset], 4 * batch_size, sampling, args.settle_seconds)
                 measurements = [Measurement(setting) for setting in settings]
-                rounds = []
-                while len(rounds) < args.repeats or (
-                    len(rounds) < MOST_ROUNDS * args.repeats and rounds[args.repeats - 1].stolen > args.most_stolen
-                ):
-                    rounds.append(one_round(cores, prompts, sampling))
-                    rounds.sort(key=lambda own: own.stolen)
-                for own in rounds[: args.repeats]:
+                rounds = quiet_rounds(cores, prompts, sampling, args.repeats, args.most_stolen)
+                for own in rounds:
                     for measurement, rate, metrics in zip(measurements, own.rates, own.metrics, strict=True):
                         measurement.rates.append(rate)
                         add_metrics(measurement.metrics, metrics)
                 results.append(point(batch_size, dataset, temperature, measurements))
-                results[-1]["stolen"] = [round(own.stolen, 4) for own in rounds[: args.repeats]]
+                results[-1]["stolen"] = [round(own.stolen, 4) for own in rounds]
                 print(line(results[-1]), flush=True)
                 progress.update()
     return results
-
-
-@dataclass(frozen=True)
-class Round:
-    """Tokens per second and totals of each engine, and which share of the time others had the processors."""
-
-    rates: list[float]
-    metrics: list[EngineMetrics]
-    stolen: float
-
-
-def one_round(cores: list[EngineCore], prompts: list[list[int]], sampling: SamplingParams) -> Round:
-    start, before = time.perf_counter(), stolen_seconds()
-    rates = full_rates(cores, prompts, sampling)
-    stolen = (stolen_seconds() - before) / (time.perf_counter() - start)
-    return Round(rates, [core.current_metrics() for core in cores], stolen)
 
 
 def settle(core: EngineCore, prompts: list[list[int]], count: int, sampling: SamplingParams, seconds: float) -> None:
@@ -264,9 +240,7 @@ def coupling(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, mo
                 return core.current_metrics().mean_accepted_tokens
 
             greedy = accepted(0.0, "off")
-            for temperature in args.temperatures:
-                if temperature == 0:
-                    continue
+            for temperature in filter(None, args.temperatures):
                 off, on = accepted(temperature, "off"), accepted(temperature, "auto")
                 rows.append(
                     {

@@ -4,10 +4,11 @@ import os
 import re
 import statistics
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.request import SamplingParams
 
 # Replies are as long as is asked for, more or less by up to a half, and hardly two alike: else plain decoding would end several in
@@ -18,6 +19,8 @@ LONGEST_STEP = 5.0
 STEPS_OF_A_TURN = 7
 # The place in its line of what /proc/stat says of a processor.
 STOLEN_TICKS = 8
+# Rounds in which the machine was taken away for too long are made again, until there are so many times as many as are asked for.
+MOST_ROUNDS = 3
 
 
 def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: SamplingParams) -> list[float]:
@@ -46,6 +49,31 @@ def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: Samp
         for number in range(len(prompts)):
             core.abort(str(number))
     return [num_tokens[core] / seconds[core].total() for core in cores]
+
+
+@dataclass(frozen=True)
+class Round:
+    """Tokens per second and totals of each engine, and which share of the time others had the processors."""
+
+    rates: list[float]
+    metrics: list[EngineMetrics]
+    stolen: float
+
+
+def quiet_rounds(
+    cores: list[EngineCore], prompts: list[list[int]], sampling: SamplingParams, count: int, most_stolen: float
+) -> list[Round]:
+    """Of `full_rates` as many as are asked for: those of all that were made in which others had the least of the time."""
+    rounds: list[Round] = []
+    while len(rounds) < MOST_ROUNDS * count:
+        start, before = time.perf_counter(), stolen_seconds()
+        rates = full_rates(cores, prompts, sampling)
+        stolen = (stolen_seconds() - before) / (time.perf_counter() - start)
+        rounds.append(Round(rates, [core.current_metrics() for core in cores], stolen))
+        rounds.sort(key=lambda own: own.stolen)
+        if len(rounds) >= count and rounds[count - 1].stolen <= most_stolen:
+            break
+    return rounds[:count]
 
 
 class StepSeconds:

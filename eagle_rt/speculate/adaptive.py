@@ -148,7 +148,7 @@ class AdaptivePlan:
         is_reading = reading_ms >= MOST_READING * total_ms
         if self._teaches:
             # What it takes to read much says little of what it takes to draft.
-            for part in record.parts[is_reading:]:
+            for part in record.parts[1:] if is_reading else record.parts:
                 policy.costs.correct(part, conditions)
         steps, gained = policy.prices.steps(conditions), record.num_gained / batch_size
         steps.add(gained, total_ms / plain_ms, reading_ms / plain_ms, len(self.drafters) / batch_size, self._verified)

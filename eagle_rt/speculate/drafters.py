@@ -60,6 +60,11 @@ class Offer(NamedTuple):
         return self.utility - self.spread
 
 
+def worth_of(offers: Sequence[Offer], price: Price) -> float:
+    """Tokens that the drafts of just these are expected to gain beyond their price, once the head has read what it missed."""
+    return sum(offer.utility for offer in offers) - price.starts[len(offers)]
+
+
 class DrafterChoice:
     """allowance_ms: the time that is left for tries.
 
@@ -168,7 +173,7 @@ class DrafterChoice:
         if not drafters and self._affords_trial(price, offers):
             self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, 0
             self._num_tried, self._tried_speed = 0, 0.0
-            return self._trial(replace(begun, worth=sum(offer.utility for offer in offers) - price.starts[len(offers)]))
+            return self._trial(replace(begun, worth=worth_of(offers, price)))
         best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
         self._hold(
             are_any=bool(drafters or tries),
@@ -177,7 +182,7 @@ class DrafterChoice:
             is_clear=gains[-1] > CLEARLY_WORTH_IT * price.starts[-1],
         )
         chosen = sorted(offer.number for offer in drafters + tries)
-        return replace(begun, drafters=chosen, worth=worth[num_drafters] + sum(offer.spread for offer in drafters))
+        return replace(begun, drafters=chosen, worth=worth_of(drafters, price))
 
     def _offers(self, begun: Decision, num_missing: Sequence[int]) -> list[Offer]:
         """Of those that may draft, best first."""
@@ -210,7 +215,7 @@ class DrafterChoice:
         costs, and mostly gain what they take."""
         if not offers or not price.pays(price.utility(HOPED_FOR).mean()):
             return False
-        shortfall = max(0.0, price.starts[len(offers)] - sum(offer.utility for offer in offers))
+        shortfall = max(0.0, -worth_of(offers, price))
         shortfall += (LEVELS_OF_A_LESSON - 1) * price.level.up_to(len(offers))[-1]
         reading = sum(offer.reading for offer in offers)
         return self._affords((reading + STEPS_OF_A_TRIAL * shortfall) / price.rate)

@@ -2,10 +2,13 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from eagle_rt.bench.lockstep import LONGEST_STEP, StepSeconds, stolen_seconds
+from eagle_rt.bench import lockstep
+from eagle_rt.bench.lockstep import LONGEST_STEP, MOST_ROUNDS, StepSeconds, quiet_rounds, stolen_seconds
+from eagle_rt.engine.request import SamplingParams
 
 
 def test_a_machine_that_stands_still_counts_as_a_long_step() -> None:
@@ -32,3 +35,25 @@ def test_time_that_others_have_taken(tmp_path: Path) -> None:
     counts.write_text("\n".join(lines))
     assert stolen_seconds(counts) == pytest.approx(1.5)
     assert stolen_seconds(tmp_path / "none") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("taken", "expected"),
+    [((0.5, 0.0, 0.0), [2, 3]), ((0.0, 0.0), [1, 2]), ((0.5, 0.3, 0.9, 0.4, 0.9, 0.9), [2, 4])],
+)
+def test_rounds_of_a_disturbed_machine_are_made_again(
+    monkeypatch: pytest.MonkeyPatch, taken: tuple[float, ...], expected: list[int]
+) -> None:
+    """The quietest of six, if none of them is quiet."""
+    made: list[int] = []
+
+    def rates(*_: object) -> list[float]:
+        made.append(len(made) + 1)
+        return [float(made[-1])]
+
+    monkeypatch.setattr(lockstep, "full_rates", rates)
+    monkeypatch.setattr(lockstep, "stolen_seconds", lambda: sum(taken[: len(made)]))
+    monkeypatch.setattr(lockstep, "time", SimpleNamespace(perf_counter=lambda: float(len(made))))
+    rounds = quiet_rounds([], [], SamplingParams(), count=2, most_stolen=0.01)
+    assert sorted(own.rates[0] for own in rounds) == expected
+    assert len(made) == len(taken) <= 2 * MOST_ROUNDS
