@@ -21,9 +21,9 @@ def run(monkeypatch: pytest.MonkeyPatch, output: Path, command: str) -> dict:
 def test_points_compare_the_same_texts(target_dir: Path, head_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = f"--device cpu --model-path {target_dir} --speculative-draft-model-path {head_dir} --max-total-tokens 2048"
     settings = "--datasets hostile --batch-size 2 --temperatures 0 1 --trees 2,1,3 --bounds 2,2,5"
-    lengths = "--max-new-tokens 8 --repeats 2 --settle-seconds 0"
+    lengths = "--max-new-tokens 8 --repeats 2 --most-stolen 1 --settle-seconds 0"
     progress: list[list[int]] = []
-    original = adaptive.full_rates
+    original = lockstep.full_rates
 
     def watched(cores: list, prompts: list, sampling: object) -> list[float]:
         counts = [0] * len(cores)
@@ -38,7 +38,7 @@ def test_points_compare_the_same_texts(target_dir: Path, head_dir: Path, tmp_pat
             core.step = step
         return original(cores, prompts, sampling)
 
-    monkeypatch.setattr(adaptive, "full_rates", watched)
+    monkeypatch.setattr(lockstep, "full_rates", watched)
     monkeypatch.setattr(lockstep, "STEPS_OF_A_TURN", 1)
     document = run(monkeypatch, tmp_path, f"points {pair} {settings} {lengths}")
     assert [row["temperature"] for row in document["rows"]] == [0, 1]
@@ -58,11 +58,11 @@ def test_settling_serves_other_prompts(target_dir: Path, head_dir: Path, tmp_pat
     (tmp_path / "sums.jsonl").write_text("\n".join(json.dumps({"prompt": question}) for question in questions))
     pair = f"--device cpu --model-path {target_dir} --speculative-draft-model-path {head_dir} --max-total-tokens 2048"
     settings = f"--datasets sums --dataset-dir {tmp_path} --batch-size 2 --temperatures 0 --trees 2,1,3 --bounds 2,2,5"
-    lengths = "--max-new-tokens 4 --repeats 1 --settle-seconds 0.001"
+    lengths = "--max-new-tokens 4 --repeats 1 --most-stolen 1 --settle-seconds 0.001"
     measured, others = [], []
-    rates, generate = adaptive.full_rates, adaptive.generate
+    rates, generate = lockstep.full_rates, adaptive.generate
     monkeypatch.setattr(
-        adaptive, "full_rates", lambda cores, prompts, sampling: measured.append(prompts) or rates(cores, prompts, sampling)
+        lockstep, "full_rates", lambda cores, prompts, sampling: measured.append(prompts) or rates(cores, prompts, sampling)
     )
     monkeypatch.setattr(
         adaptive, "generate", lambda core, prompts, sampling: others.append(prompts) or generate(core, prompts, sampling)
