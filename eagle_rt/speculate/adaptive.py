@@ -98,7 +98,7 @@ class AdaptivePlan:
     def __init__(self, policy: AdaptivePolicy, decision: Decision) -> None:
         self._policy, self._decision = policy, decision
         self._members, self._price = decision.members, decision.price
-        self._teaches = True
+        self.teaches = False
         self._verified: Verified | None = None
         self._chances = NO_CHANCES  # of all candidates so far
         self.drafters = decision.drafters
@@ -106,7 +106,7 @@ class AdaptivePlan:
             policy.num_drafted_steps += 1
             is_due = policy.num_drafted_steps <= NUM_FIRST_LESSONS or policy.num_drafted_steps % STEPS_A_LESSON == 0
             is_due |= abs(decision.price.beyond) > SURPRISING
-            self._teaches = is_due or decision.is_trial or any(self._members.histories[index].num_idle for index in self.drafters)
+            self.teaches = is_due or decision.is_trial or any(self._members.histories[index].num_idle for index in self.drafters)
 
     def expand(self, newest: Candidates) -> Ints:
         """Values are the chances that nodes will be accepted."""
@@ -127,7 +127,7 @@ class AdaptivePlan:
             members.bounds.num_steps,
             members.bounds.top_ks,
             # Also below what is not believed to be worth it: only what is drafted shows what lower levels promise.
-            self._teaches and depth < LEVELS_OF_A_LESSON,
+            self.teaches and depth < LEVELS_OF_A_LESSON,
             policy.children[depth],
             price.verify.up_to(len(self._chances) + len(newest) + MORE_NODES),
             price.level.up_to(len(newest)),
@@ -137,7 +137,7 @@ class AdaptivePlan:
     def keep(self, candidates: Candidates) -> Ints:
         prices = self._price.verify.up_to(len(candidates))
         kept, count, last = worth_verifying(candidates.values, candidates.owners, self._members.bounds.most_drafts, prices)
-        if self._teaches:
+        if self.teaches:
             self._verified = Verified(count, float(prices[count] - prices[0]) / self._price.rate_of_trees, last)
         return kept
 
@@ -146,10 +146,9 @@ class AdaptivePlan:
         policy.prices.between_ms, total_ms = record.between_ms, record.total_ms
         reading_ms, plain_ms = self._reading_ms(record), self._price.plain_ms
         is_reading = reading_ms >= MOST_READING * total_ms
-        if self._teaches:
-            # What it takes to read much says little of what it takes to draft.
-            for part in record.parts[1:] if is_reading else record.parts:
-                policy.costs.correct(part, conditions)
+        # What it takes to read much says little of what it takes to draft.
+        for part in record.parts[1:] if is_reading else record.parts:
+            policy.costs.correct(part, conditions)
         steps, gained = policy.prices.steps(conditions), record.num_gained / batch_size
         steps.add(gained, total_ms / plain_ms, reading_ms / plain_ms, len(self.drafters) / batch_size, self._verified)
         is_settled = policy.num_drafted_steps > NUM_UNSETTLED and not is_reading
@@ -160,7 +159,7 @@ class AdaptivePlan:
         policy.choice.allow_tries(batch_size, total_ms)
         if self._decision.is_trial:
             policy.choice.add_trial(gained * plain_ms / (total_ms - reading_ms), batch_size)
-        if self.drafters and self._teaches:
+        if self.teaches:
             self._learn_children(record.candidates)
             self._learn_promises(record)
             self._learn_acceptance(record)

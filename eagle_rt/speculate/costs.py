@@ -21,8 +21,8 @@ MACHINE_MEMORY, CONDITIONS_MEMORY, ROWS_MEMORY, HELD_BY, ROWS_HELD_BY = 0.9, 0.9
 LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST = math.log(1.5), math.log(2.0), 8
 # Of numbers of rows; and how many measurements are taken before what they say is looked at.
 NUM_PLACES, MOST_UNREAD = 28, 16
-# Costs of single sizes that are remembered.
-MOST_KNOWN = 4096
+# Costs of single sizes that are remembered; and measurements that wait until somebody asks what something costs.
+MOST_KNOWN, MOST_WAITING = 4096, 1024
 PLACES, NO_DIFFERENCES = np.arange(NUM_PLACES), np.zeros(NUM_PLACES)
 
 
@@ -222,6 +222,7 @@ class StepCosts:
     """The cost of every part, on one machine."""
 
     parts: dict[str, PartCost]
+    _waiting: list[tuple[Observation, Conditions]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         machine = Moving(0.0, MACHINE_MEMORY)
@@ -233,10 +234,15 @@ class StepCosts:
         return filled_up(num_rows, self.parts["verify"].tiles)
 
     def ms(self, part: str, num_sequences: Ints | int, num_rows: Floats | float, conditions: Conditions) -> Floats:
+        for observation, then in self._waiting:
+            self.parts[observation.part].correct(observation, then)
+        self._waiting.clear()
         return self.parts[part].ms(num_sequences, num_rows, conditions)
 
     def correct(self, observation: Observation, conditions: Conditions) -> None:
-        self.parts[observation.part].correct(observation, conditions)
+        """Learn from it, but not before it matters: many at once take a fraction of what each takes right after a pass."""
+        if len(self._waiting) < MOST_WAITING:
+            self._waiting.append((observation, conditions))
 
     def to_json(self) -> dict[str, Any]:
         return {

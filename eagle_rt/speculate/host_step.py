@@ -83,7 +83,8 @@ class HostStepper:
         self._backend, self._simulated_length = backend, simulated_length
         self.feature_size = max(1, len(self.feature_layers)) * target.spec.shape.hidden_size
         self._pauses = Pauses()
-        # What was learned last has taken, from steps without drafts and with.
+        # What was learned last has taken, from steps without drafts and with, where that was no lesson: those are few, but for the
+        # first ones and trials, which would make drafts look dearer than they are.
         self._learning_ms = [0.0, 0.0]
         self._most_waiting = MOST_WAITING_BYTES // (self.feature_size * target.embedding.dtype.itemsize)
 
@@ -188,7 +189,7 @@ class HostStepper:
         verify_start: float,
     ) -> None:
         start, has_drafts = time.perf_counter(), draft is not None
-        # What is learned from this step is as much work as what was learned from the last one like it.
+        # What is learned from most steps is as much work as what was learned from the last one like it.
         verify_ms = 1000 * (start - verify_start) + self._learning_ms[has_drafts]
         observation = Observation("verify", len(sequences), len(trees.owners), verify_ms)
         num_gained = sum(map(len, paths))
@@ -203,7 +204,8 @@ class HostStepper:
             parts = [*draft.observations, observation]
             record = replace(record, candidates=draft.candidates, kept=kept, is_accepted=labels, parts=parts)
         plan.learn(record)
-        self._learning_ms[has_drafts] = 1000 * (time.perf_counter() - start)
+        if not plan.teaches:
+            self._learning_ms[has_drafts] = 1000 * (time.perf_counter() - start)
 
     def _tensor(self, values: Ints | Sequence) -> Tensor:
         return torch.as_tensor(values, device=self._device)

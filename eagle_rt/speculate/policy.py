@@ -43,6 +43,11 @@ class DraftPlan(Protocol):
         """Which sequences draft; the owners of candidates are numbers of sequences."""
         ...
 
+    @property
+    def teaches(self) -> bool:
+        """Whether more is learned from this step than from most: learning takes longer then."""
+        ...
+
     def expand(self, newest: Candidates) -> Ints:
         """Of the level that was scored last the places, ascending, under which another level is drafted; none ends the draft.
 
@@ -139,6 +144,8 @@ class FixedPolicy:
 
 
 class FixedPlan:
+    teaches = False
+
     def __init__(self, sequences: Sequence[HostSequence], drafts: bool) -> None:
         shapes = tuple(sequence.bounds for sequence in sequences)
         self._bounds = bounds_of(shapes)
