@@ -130,14 +130,11 @@ class AcceptanceEstimator:
         temperature = min(temperature, MAX_TEMPERATURE)
         return sampled + by_temperature * temperature, if_sampled + at_temperature * temperature
 
-    def path_and_bias(self, depth: int) -> tuple[float, float]:
-        """What the log-probability of the path above is multiplied by, and what is added at that depth."""
-        return self._path, self._biases[min(depth, self.max_depth) - 1]
-
     def _use(self, weights: Floats) -> None:
-        """They are never changed, but others take their place."""
+        """They are never changed, but others take their place. path_and_biases: [1 + max_depth] what the log-probability of the
+        path above is multiplied by, and what is added at depths 1, 2, ... and deeper."""
         self.weights = weights
-        self._path, self._biases = float(weights[PATH]), weights[NUM_SHARED:].tolist()
+        self.path_and_biases = np.concatenate((weights[PATH : PATH + 1], weights[NUM_SHARED:]))
 
     def observe(self, nodes: VerifiedNodes) -> None:
         """What a step has verified. Little happens until there is enough for a fit: a step takes a few milliseconds."""

@@ -15,21 +15,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator, Calibration, VerifiedNodes
-from eagle_rt.speculate.compiled import CHILD_PRICES, grown, learn_children, surprises_of, worth_verifying
+from eagle_rt.speculate.compiled import CHILD_PRICES, MORE_NODES, grown, learn_children, surprises_of, worth_verifying
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.drafters import LEVELS_OF_A_LESSON, Decision, DrafterChoice
 from eagle_rt.speculate.forest import Candidates, Ints
 from eagle_rt.speculate.members import MembersBook, conditions_of
 from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord
-from eagle_rt.speculate.prices import PriceBook, Verified
+from eagle_rt.speculate.prices import PriceBook, RecentSteps, Verified
 from eagle_rt.speculate.promises import FIRST_CHANCES, promises_of
 from eagle_rt.speculate.sequences import HostSequence
 
 # Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth, which takes time itself; but
 # each does while drafts gain more or less than they are said to be worth by so many tokens.
 NUM_FIRST_LESSONS, STEPS_A_LESSON, SURPRISING = 64, 16, 0.5
-# How many more nodes than there are so far a tree with another level may have.
-MORE_NODES = 64
 NO_PLACES, NO_CHANCES = np.zeros(0, dtype=np.int64), np.zeros(0)
 # Of a sequence's correction: how far it moves with a surprise, how fast it fades, and the most it may be, in logits.
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
@@ -110,32 +108,28 @@ class AdaptivePlan:
 
     def expand(self, newest: Candidates) -> Ints:
         """Values are the chances that nodes will be accepted."""
-        if not len(newest):
+        policy, chances, num_nodes = self._policy, self._chances, len(newest)
+        if not num_nodes:
             return NO_PLACES
-        policy, price, members = self._policy, self._price, self._members
         depth = int(newest.depths[0])
         places, self._chances = grown(
             newest.log_probs,
             newest.scores,
             newest.owners,
             newest.values,
-            self._chances,
+            chances,
             depth,
-            *policy.estimator.path_and_bias(depth),
-            members.lines,
-            members.kinds,
-            members.bounds.num_steps,
-            members.bounds.top_ks,
+            policy.estimator.path_and_biases,
+            self._members.numbers,
             # Also below what is not believed to be worth it: only what is drafted shows what lower levels promise.
             self.teaches and depth < LEVELS_OF_A_LESSON,
-            policy.children[depth],
-            price.verify.up_to(len(self._chances) + len(newest) + MORE_NODES),
-            price.level.up_to(len(newest)),
+            policy.children,
+            self._price.lists.up_to(len(chances) + num_nodes + MORE_NODES),
         )
         return places
 
     def keep(self, candidates: Candidates) -> Ints:
-        prices = self._price.verify.up_to(len(candidates))
+        prices = self._price.verify(len(candidates))
         kept, count, last = worth_verifying(candidates.values, candidates.owners, self._members.bounds.most_drafts, prices)
         if self.teaches:
             self._verified = Verified(count, float(prices[count] - prices[0]) / self._price.rate_of_trees, last)
@@ -155,7 +149,7 @@ class AdaptivePlan:
         if not self.drafters:
             steps.add_worth(None)
         elif is_settled:
-            steps.add_worth(self._worth_beyond(record, total_ms - reading_ms))
+            steps.add_worth(self._worth_beyond(steps, record, total_ms - reading_ms))
         policy.choice.allow_tries(batch_size, total_ms)
         if self._decision.is_trial:
             policy.choice.add_trial(gained * plain_ms / (total_ms - reading_ms), batch_size)
@@ -172,10 +166,10 @@ class AdaptivePlan:
         num_missed = start.num_rows - price.rows_read * start.batch_size
         return min(start.ms, max(0.0, price.missed_row * num_missed / price.rate))
 
-    def _worth_beyond(self, record: StepRecord, step_ms: float) -> float:
+    def _worth_beyond(self, steps: RecentSteps, record: StepRecord, step_ms: float) -> float:
         """See `Pace.beyond`."""
         price, batch_size = self._price, len(self._members)
-        length = self._policy.prices.steps(self._decision.conditions).counted(step_ms / price.plain_ms)
+        length = steps.counted(step_ms / price.plain_ms)
         worth = record.num_gained - batch_size - price.rate * price.plain_ms * (length - 1.0)
         return price.beyond + (worth - self._decision.worth) / len(self.drafters)
 

@@ -9,6 +9,8 @@ from eagle_rt.speculate.forest import Bools, Floats, Ints
 CHILD_PRICES = np.linspace(0.0, 1.0, 33)
 # Prices of a node that are tried for a tree with children that are not drafted yet.
 NODE_PRICES = np.concatenate((np.zeros(1), np.geomspace(0.005, 0.9, 20)))
+# How many more nodes than there are so far a tree with another level may have.
+MORE_NODES = 64
 # How fast it is forgotten what children have gained, for each parent.
 CHILD_RATE = 0.03
 # Beyond these, more confidence of the head says nothing more.
@@ -26,7 +28,8 @@ def chances_of_level(
     log_probs: Floats, scores: Floats, owners: Ints, lines: Floats, path: float, bias: float, parent_chances: Floats
 ) -> Floats:
     """[M] that nodes of one depth will be accepted: what the logistic function of the acceptance estimator says, times what it has
-    said for their parents. log_probs, scores, owners: of the nodes; lines: [2, B] slopes and offsets of their owners."""
+    said for their parents. log_probs, scores, owners: of the nodes; lines: [2, B] slopes and offsets of their owners, which more
+    may follow."""
     chances = np.empty(len(log_probs))
     for node in range(len(log_probs)):
         own = min(max(log_probs[node], LEAST_LOG_PROB), MOST_LOG_PROB)
@@ -153,25 +156,25 @@ def grown(
     values: Floats,
     so_far: Floats,
     depth: int,
-    path: float,
-    bias: float,
-    lines: Floats,
-    kinds: Ints,
-    num_steps: Ints,
-    top_ks: Ints,
+    path_and_biases: Floats,
+    members: Floats,
     is_lesson: bool,
     children: Floats,
-    verify_prices: Floats,
-    level_prices: Floats,
+    prices: Floats,
 ) -> tuple[Ints, Floats]:
     """A level of M nodes: `chances_of_level`, and under which of them another level pays, see `worth_expanding`; and the chances of
     all candidates, `so_far` before them.
 
-    values: [M] what their parents are worth, overwritten with what they are. num_steps: [B] of the owners, the most levels;
-    is_lesson: another level is drafted below the best node of each, whether it pays or not.
+    values: [M] what their parents are worth, overwritten with what they are. path_and_biases: [1 + D] of the estimator; members:
+    [5, B], see `Members.numbers`; is_lesson: another level is drafted below the best node of each, whether it pays or not;
+    children: [D + 1, 2, P]; prices: [2, N] see `PriceLists`, for MORE_NODES beyond all candidates at least.
+
+    What does not change within a step comes in few arrays: right after a pass of a model each takes a microsecond to look at.
     """
-    values[:] = chances_of_level(log_probs, scores, owners, lines, path, bias, values)
+    bias = path_and_biases[min(depth, len(path_and_biases) - 1)]
+    values[:] = chances_of_level(log_probs, scores, owners, members, path_and_biases[0], bias, values)
     all_chances = np.concatenate((so_far, values))
+    num_steps, top_ks = members[3], members[4].astype(np.int64)
     chances = values.copy()
     for node in range(len(chances)):
         if depth >= num_steps[owners[node]]:
@@ -179,7 +182,8 @@ def grown(
     if not chances.any():
         return np.zeros(0, dtype=np.int64), all_chances
     is_chosen = np.zeros(len(chances), dtype=np.bool_)
-    is_chosen[worth_expanding(chances, owners, kinds, top_ks, children, all_chances, verify_prices, level_prices)] = True
+    kinds, verify_prices = members[2].astype(np.int64), prices[0, : len(all_chances) + MORE_NODES + 1]
+    is_chosen[worth_expanding(chances, owners, kinds, top_ks, children[depth], all_chances, verify_prices, prices[1])] = True
     if is_lesson:
         is_chosen[best_places(descending(chances), owners, np.minimum(top_ks, 1))] = True
     return (is_chosen & (chances > 0.0)).nonzero()[0], all_chances
@@ -301,9 +305,7 @@ def compile_all() -> None:
     """Now, rather than in the first steps: which takes some seconds where nothing is kept of an earlier time."""
     two, nobody, nothing = np.array([0.5, 0.5]), np.zeros(2, dtype=np.int64), np.zeros(2)
     chances, children = two.copy(), np.ones((2, 2, len(CHILD_PRICES)))
-    prices = np.zeros(5)
-    level = -two, -two, nobody, chances, nothing, 1, 0.0, 0.0
-    grown(*level, np.ones((2, 2)), nobody, nobody + 2, nobody + 1, True, children[0], prices, prices)
+    grown(-two, -two, nobody, chances, nothing, 1, two, np.ones((5, 2)), True, children, np.zeros((2, MORE_NODES + 5)))
     learn_children(children, np.zeros((2, 2)), chances, nobody, nobody - 1, nobody + 1, nobody)
     worth_verifying(chances, nobody, nobody, np.zeros(3))
     worth_of_drafts(best_of_levels(nobody, nobody + 1, chances, 1, 2, 2), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

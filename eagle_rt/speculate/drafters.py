@@ -216,7 +216,7 @@ class DrafterChoice:
         if not offers or not price.pays(price.utility(HOPED_FOR).mean()):
             return False
         shortfall = max(0.0, -worth_of(offers, price))
-        shortfall += (LEVELS_OF_A_LESSON - 1) * price.level.up_to(len(offers))[-1]
+        shortfall += (LEVELS_OF_A_LESSON - 1) * price.level(len(offers))[-1]
         reading = sum(offer.reading for offer in offers)
         return self._affords((reading + STEPS_OF_A_TRIAL * shortfall) / price.rate)
 

@@ -16,8 +16,8 @@ from eagle_rt.tree_shape import TreeShape
 class Members:
     """What remains the same from step to step, until one leaves. [B] each.
 
-    kinds: 0 for greedy and 1 for sampled sequences. lines: [2, B] slopes and offsets of the estimator's lines, with each one's own
-    correction.
+    kinds: 0 for greedy and 1 for sampled sequences. numbers: [5, B] slopes and offsets of the estimator's lines, with each one's
+    own correction; kinds; and the most levels and nodes of a level.
     """
 
     def __init__(
@@ -37,8 +37,9 @@ class Members:
         if self._weights is not estimator.weights:
             self._weights = estimator.weights
             self._lines = [estimator.line(temperature) for temperature in self.temperatures.tolist()]
-        own = [offset + history.correction for (_, offset), history in zip(self._lines, self.histories, strict=True)]
-        self.lines = np.array([[slope for slope, _ in self._lines], own])
+        corrected = [offset + history.correction for (_, offset), history in zip(self._lines, self.histories, strict=True)]
+        slopes = [slope for slope, _ in self._lines]
+        self.numbers = np.array([slopes, corrected, self.kinds, self.bounds.num_steps, self.bounds.top_ks], dtype=np.float64)
 
 
 class MembersBook:

@@ -127,25 +127,26 @@ class RecentSteps:
         return self._beyond / (self._num_beyond + BEYOND_HELD_BY)
 
 
-class PriceList:
-    """What 0, 1, 2, ... of something cost, worked out as far as it is asked for. prices_of: what any numbers cost."""
+class PriceLists:
+    """What a pass of the target with 0, 1, 2, ... nodes costs, and one of the head, worked out as far as is asked for. prices_of:
+    [2, N] what any numbers [N] cost."""
 
     def __init__(self, prices_of: Callable[[Floats], Floats]) -> None:
-        self._prices_of, self._prices = prices_of, np.zeros(0)
+        self._prices_of, self._prices = prices_of, np.zeros((2, 0))
 
     def up_to(self, count: int) -> Floats:
-        """[count + 1]."""
-        if count >= len(self._prices):
+        """[2, N] of 0 to `count` nodes at least."""
+        if count >= self._prices.shape[1]:
             self._prices = self._prices_of(np.arange(2.0 * count + 1))
-        return self._prices[: count + 1]
+        return self._prices
 
 
 class Price:
     """What time costs in tokens, for the steps of one batch size: `rate` tokens a millisecond; verifying anything at all, and each
     node; a node that is fed to the head, and a further level for each sequence.
 
-    verify, level: list what a pass of the target with so many nodes costs, and one of the head, at a `rate_of_trees`: what heads
-    read once counts where it is asked who drafts at all, but it is the same whatever is drafted then.
+    lists: of what passes cost, at a `rate_of_trees`: what heads read once counts where it is asked who drafts at all, but it is the
+    same whatever is drafted then.
 
     The costs of verifying are no line: products are made with whole tiles of rows, or a second row costs as much as the first. So
     the price of a node is the chance of the last one that was worth verifying: a node that is verified takes its place. What all
@@ -167,10 +168,13 @@ class Price:
         self.batch_size = batch_size
         self.rows_read, self.beyond = pace.rows_read, pace.beyond
 
-        # A list that knew its price would keep it alive.
-        self.verify = PriceList(lambda counts: rate * costs.ms("verify", batch_size, batch_size + counts, conditions))
-        # Of 0, 1, ... rows, which belong to as many sequences as there are.
-        self.level = PriceList(lambda counts: rate * costs.ms("level", np.minimum(counts, batch_size), counts, conditions))
+        # Lists that knew their price would keep it alive.
+        def prices_of(counts: Floats) -> Floats:
+            verify = costs.ms("verify", batch_size, batch_size + counts, conditions)
+            # The rows of a level belong to as many sequences as there are.
+            return rate * np.stack((verify, costs.ms("level", np.minimum(counts, batch_size), counts, conditions)))
+
+        self.lists = PriceLists(prices_of)
         # Of the first level of 0, 1, ... sequences, by itself, and with what verifying anything costs beyond the shares in
         # `utility`; and of a row that the head has missed before.
         numbers = [*range(1, batch_size + 1)]
@@ -188,6 +192,14 @@ class Price:
         self.any_node = max(0.0, beyond)
         if beyond < 0.0:
             self.node_paid += beyond / verified.num_nodes
+
+    def verify(self, count: int) -> Floats:
+        """[count + 1] of verifying 0, 1, ... nodes."""
+        return self.lists.up_to(count)[0, : count + 1]
+
+    def level(self, count: int) -> Floats:
+        """[count + 1] of another level below 0, 1, ... nodes."""
+        return self.lists.up_to(count)[1, : count + 1]
 
     def pays(self, utility: float) -> bool:
         """Whether it would pay to draft for a whole batch of sequences whose drafts are worth so much each."""

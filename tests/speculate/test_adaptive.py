@@ -133,7 +133,7 @@ def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
     while nearly.choice.num_unasked:
         step(nearly)
     price = nearly.prices.at(ONE)
-    shortfall = price.starts[1] - price.utility(FIRST_PROMISES).mean() + price.level.up_to(1)[1]
+    shortfall = price.starts[1] - price.utility(FIRST_PROMISES).mean() + price.level(1)[1]
     nearly.choice.allowance_ms = before = 1e3
     assert [step(nearly, f"{number}").drafters for number in range(STEPS_OF_A_TRIAL)] == [[0]] * STEPS_OF_A_TRIAL
     assert (before - nearly.choice.allowance_ms) * price.rate == pytest.approx(STEPS_OF_A_TRIAL * shortfall, rel=0.05)

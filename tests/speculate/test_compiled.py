@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from eagle_rt.speculate import compiled
-from eagle_rt.speculate.compiled import CHILD_PRICES
+from eagle_rt.speculate.compiled import CHILD_PRICES, MORE_NODES
 from eagle_rt.speculate.forest import Floats
 
 NAMES = [
@@ -121,8 +121,13 @@ def test_a_level_grows_where_it_pays_and_where_it_teaches(functions: Any) -> Non
     rng = np.random.default_rng(4)
     lines, kinds, num_steps, top_ks = rng.standard_normal((2, 3)), np.array([0, 1, 0]), np.array([2, 4, 4]), np.array([2, 1, 2])
     children = np.tile(np.maximum(0.0, 0.6 - CHILD_PRICES), (2, 1))
-    verify, level = 0.1 * np.arange(40.0), 0.05 + 0.05 * np.arange(9.0)
+    verify, level = 0.1 * np.arange(11.0 + MORE_NODES + 1), 0.05 + 0.05 * np.arange(9.0)
+    prices = np.full((2, 200), -1e9)  # further ones are of no interest
+    prices[0, : len(verify)], prices[1, : len(level)] = verify, level
+    members = np.stack((*lines, kinds, num_steps, top_ks))
     any_more = set()
+    # The second depth is the last that anything is known of.
+    path_and_biases = {1: np.array([0.1, 0.2, 9.0]), 2: np.array([0.1, 9.0, 0.2]), 4: np.array([0.1, 9.0, 0.2])}
     for depth in (1, 2, 4):
         for _ in range(30):
             log_probs, above, so_far = -rng.exponential(1.0, 8), -rng.exponential(1.0, 8), rng.uniform(size=3)
@@ -135,9 +140,10 @@ def test_a_level_grows_where_it_pays_and_where_it_teaches(functions: Any) -> Non
             bests = {max(np.flatnonzero(owners == owner), key=lambda node: expected[node]) for owner in set(owners.tolist())}
             for is_lesson, wanted in ((False, paying), (True, paying | {best for best in bests if may_grow[best]})):
                 values = parent_values.copy()
-                limits = lines, kinds, num_steps, top_ks
-                own = log_probs, above, owners, values, so_far, depth, 0.1, 0.2
-                places, chances = functions.grown(*own, *limits, is_lesson, children, verify, level)
+                own = log_probs, above, owners, values, so_far, depth, path_and_biases[depth]
+                of_depth = np.zeros((depth + 1, *children.shape))
+                of_depth[depth] = children
+                places, chances = functions.grown(*own, members, is_lesson, of_depth, prices)
                 assert (values.tolist(), chances.tolist()) == (expected.tolist(), all_expected.tolist())
                 assert places.tolist() == sorted(wanted)
             any_more.add(len(wanted) > len(paying) > 0)

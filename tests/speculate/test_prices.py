@@ -28,9 +28,9 @@ def test_lists_of_prices_are_what_the_costs_say() -> None:
     price = Price(step_costs, Pace(1.2, 1.5), conditions)
     for count in (3, 1, 40, 12):
         nodes = price.rate_of_trees * step_costs.ms("verify", 4, 4 + np.arange(count + 1.0), conditions)
-        assert price.verify.up_to(count) == pytest.approx(nodes)
+        assert price.verify(count) == pytest.approx(nodes)
         levels = [price.rate_of_trees * float(step_costs.ms("level", min(rows, 4), rows, conditions)) for rows in range(count + 1)]
-        assert price.level.up_to(count).tolist() == pytest.approx(levels)
+        assert price.level(count).tolist() == pytest.approx(levels)
 
 
 def test_rows_that_fill_one_tile_have_a_price() -> None:
