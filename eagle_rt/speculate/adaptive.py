@@ -143,6 +143,8 @@ class AdaptivePlan:
         # What it takes to read much says little of what it takes to draft.
         for part in record.parts[1:] if is_reading else record.parts:
             policy.costs.correct(part, conditions)
+        if is_reading:
+            policy.prices.add_reading(self._price, len(self.drafters), self._num_missed(record), record.parts[0].ms)
         steps, gained = policy.prices.steps(conditions), record.num_gained / batch_size
         steps.add(gained, total_ms / plain_ms, reading_ms / plain_ms, len(self.drafters) / batch_size, self._verified)
         is_settled = policy.num_drafted_steps > NUM_UNSETTLED and not is_reading
@@ -163,8 +165,12 @@ class AdaptivePlan:
         if not self.drafters:
             return 0.0
         price, start = self._price, record.parts[0]
-        num_missed = start.num_rows - price.rows_read * start.batch_size
-        return min(start.ms, max(0.0, price.missed_row * num_missed / price.rate))
+        return min(start.ms, max(0.0, price.missed_row * self._num_missed(record) / price.rate))
+
+    def _num_missed(self, record: StepRecord) -> float:
+        """Rows that the heads of drafters had missed."""
+        start = record.parts[0]
+        return start.num_rows - self._price.rows_read * start.batch_size
 
     def _worth_beyond(self, steps: RecentSteps, record: StepRecord, step_ms: float) -> float:
         """See `Pace.beyond`."""

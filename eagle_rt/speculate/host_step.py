@@ -28,8 +28,8 @@ from eagle_rt.speculate.simulate import simulated_paths
 # Features that wait for the head take no more memory than this. And of one text no more than so many rows wait, beyond which a
 # pass of their own costs the head little, and a step with all of them would keep others waiting.
 MOST_WAITING_BYTES, MOST_WAITING_ROWS = 256 * 2**20, 2048
-# Of how many of the latest pauses between steps the lower quartile counts.
-NUM_PAUSES = 16
+# Of how many of the latest pauses between steps the lower quartile counts; and over how many steps what choosing takes is a mean.
+NUM_PAUSES, STEPS_OF_CHOOSING = 16, 50.0
 # Of a step without drafts.
 NO_CANDIDATES, NO_NUMBERS, NO_LABELS = no_candidates(), np.zeros(0, dtype=np.int64), np.zeros(0)
 
@@ -63,6 +63,18 @@ class Pauses:
         return sorted(self._latest)[len(self._latest) // 4] if self._latest else 0.0
 
 
+class Choosing:
+    """What is done in the steps of a kind that is no part of them: asking who drafts and learning, which takes much in a few steps
+    and little in most. A moving mean."""
+
+    def __init__(self) -> None:
+        self.ms, self._num_steps = 0.0, 0.0
+
+    def add(self, ms: float) -> None:
+        self._num_steps = min(STEPS_OF_CHOOSING, self._num_steps + 1.0)
+        self.ms += (ms - self.ms) / self._num_steps
+
+
 class HostStepper:
     """Everything that such a step is made with.
 
@@ -83,9 +95,9 @@ class HostStepper:
         self._backend, self._simulated_length = backend, simulated_length
         self.feature_size = max(1, len(self.feature_layers)) * target.spec.shape.hidden_size
         self._pauses = Pauses()
-        # What was learned last has taken, from steps without drafts and with, where that was no lesson: those are few, but for the
-        # first ones and trials, which would make drafts look dearer than they are.
-        self._learning_ms = [0.0, 0.0]
+        # Of steps without drafts and with, without lessons: those are few, but for the first steps and trials, which would make
+        # drafts look dearer than they are.
+        self._choosing = Choosing(), Choosing()
         self._most_waiting = MOST_WAITING_BYTES // (self.feature_size * target.embedding.dtype.itemsize)
 
     def step(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
@@ -94,10 +106,12 @@ class HostStepper:
         sampling: the settings of the B sequences. `mark(name)` is called after each part, for timing.
         """
         self._pauses.end()
+        begin = time.perf_counter()
         rows = [self.drafter.rows[sequence.id] for sequence in sequences]
         sequences = [replace(own, bounds=None) if row.is_lost else own for own, row in zip(sequences, rows, strict=True)]
         plan = self.policy.begin(sequences, [row.num_waiting for row in rows])
         start = time.perf_counter()
+        asking_ms = 1000 * (start - begin)
         root_tokens = np.array([sequence.text[-1] for sequence in sequences])
         draft = kept = None
         trees = roots_only(root_tokens)
@@ -116,7 +130,11 @@ class HostStepper:
         paths, tokens = trees.walk(choose) if length is None else simulated_paths(trees, choose, length)
         mark("verify")
         self._keep(sequences, trees, paths, features)
-        self._learn(plan, sequences, draft, kept, trees, paths, start)
+        choosing = self._choosing[draft is not None]
+        verify_ms = choosing.ms + 1000 * (time.perf_counter() - start)
+        learning_ms = self._learn(plan, sequences, draft, kept, trees, paths, verify_ms)
+        if not plan.teaches:
+            choosing.add(asking_ms + learning_ms)
         self._pauses.begin()
         mark("accept")
         num_drafted = [stop - first - 1 for first, stop in zip(trees.starts, trees.starts[1:], strict=False)]
@@ -186,11 +204,10 @@ class HostStepper:
         kept: Ints | None,
         trees: PackedTrees,
         paths: list[list[int]],
-        verify_start: float,
-    ) -> None:
-        start, has_drafts = time.perf_counter(), draft is not None
-        # What is learned from most steps is as much work as what was learned from the last one like it.
-        verify_ms = 1000 * (start - verify_start) + self._learning_ms[has_drafts]
+        verify_ms: float,
+    ) -> float:
+        """The milliseconds that it takes."""
+        start = time.perf_counter()
         observation = Observation("verify", len(sequences), len(trees.owners), verify_ms)
         num_gained = sum(map(len, paths))
         record = StepRecord(NO_CANDIDATES, NO_NUMBERS, lambda: NO_LABELS, num_gained, [observation], self._pauses.ms)
@@ -204,8 +221,7 @@ class HostStepper:
             parts = [*draft.observations, observation]
             record = replace(record, candidates=draft.candidates, kept=kept, is_accepted=labels, parts=parts)
         plan.learn(record)
-        if not plan.teaches:
-            self._learning_ms[has_drafts] = 1000 * (time.perf_counter() - start)
+        return 1000 * (time.perf_counter() - start)
 
     def _tensor(self, values: Ints | Sequence) -> Tensor:
         return torch.as_tensor(values, device=self._device)

@@ -1,12 +1,13 @@
 """What time costs in tokens."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from eagle_rt.speculate.compiled import worth_of_drafts
-from eagle_rt.speculate.costs import Conditions, StepCosts
+from eagle_rt.speculate.costs import Conditions, Moving, StepCosts
 from eagle_rt.speculate.forest import Floats
 
 # Speeds over plain decoding: of how many plain steps the first one is a mean; and how many steps are remembered of a single
@@ -20,6 +21,8 @@ FIRST_ROWS_READ = 3.0
 # so many are remembered at least, since drafts that stop by chance are long in coming back; and how it is forgotten while nothing
 # drafts.
 MOST_BEYOND, BEYOND_HELD_BY, STEPS_OF_WORTH, IDLE_MEMORY = 4.0, 4.0, 32.0, 0.99
+# What heads take to read many rows: over how many readings that is a mean, and no one differs by more than so many times.
+READING_MEMORY, MOST_READING_RATIO = 0.9, 4.0
 # Prices are worked out anew after some steps, or when that has moved by so many tokens.
 MUCH_BEYOND = 0.2
 # No step with drafts counts as longer than so many times those before; in plain ones, what is believed of them before the first.
@@ -153,7 +156,7 @@ class Price:
     nodes together cost beyond that is `any_node`; what they cost less is given back to each of them, which leaves `node_paid`.
     """
 
-    def __init__(self, costs: StepCosts, pace: Pace, conditions: Conditions, between_ms: float = 0.0) -> None:
+    def __init__(self, costs: StepCosts, pace: Pace, conditions: Conditions, between_ms: float = 0.0, reading: float = 1.0) -> None:
         batch_size = conditions.batch_size
         rows = typical_rows(costs, batch_size)
         verify = costs.ms("verify", batch_size, rows, conditions).tolist()
@@ -166,7 +169,7 @@ class Price:
         self.level_row = self.rate * (level[2] - level[0]) / (rows[2] - rows[0])
         self.level_sequence = self.rate * level[0] / batch_size
         self.batch_size = batch_size
-        self.rows_read, self.beyond = pace.rows_read, pace.beyond
+        self.rows_read, self.beyond, self.reading = pace.rows_read, pace.beyond, reading
 
         # Lists that knew their price would keep it alive.
         def prices_of(counts: Floats) -> Floats:
@@ -184,7 +187,7 @@ class Price:
         self.first_levels: list[float] = [0.0, *levels]
         shares = (1.0 - number / batch_size for number in numbers)
         self.starts: list[float] = [0.0, *(level + self.any_node * share for level, share in zip(levels, shares, strict=True))]
-        self.missed_row = (read_more - read_once) / (32 * batch_size)
+        self.missed_row = reading * (read_more - read_once) / (32 * batch_size)
 
     def _price_nodes(self, verified: Verified) -> None:
         self.node = self.node_paid = verified.last_chance
@@ -220,6 +223,8 @@ class PriceBook:
 
     def __init__(self, costs: StepCosts) -> None:
         self.between_ms = 0.0
+        # As a logarithm how many times as long as costs say heads have taken to read many rows, which are measured nowhere else.
+        self._reading = Moving(0.0, READING_MEMORY)
         self._costs = costs
         self._steps: dict[tuple[int, bool], RecentSteps] = {}
         # For each batch size and kind, with the number of steps at which it is worked out anew, and after which.
@@ -244,10 +249,18 @@ class PriceBook:
         key = conditions.batch_size, conditions.is_sampled
         price, due, num_steps = self._prices.get(key, (None, 0, 0))
         if price is None or self._num_steps >= due or self.is_wrong(price, conditions):
-            price = Price(self._costs, self.steps(conditions).pace, conditions, self.between_ms)
+            pace, reading = self.steps(conditions).pace, math.exp(self._reading.mean)
+            price = Price(self._costs, pace, conditions, self.between_ms, reading)
             num_steps = min(int(steps_of(conditions.batch_size)), max(1, 2 * num_steps))
             self._prices[key] = price, self._num_steps + num_steps, num_steps
         return price
+
+    def add_reading(self, price: Price, num_drafters: int, num_missed: float, ms: float) -> None:
+        """A first level of so many sequences, whose heads had missed so many rows, took that long."""
+        expected = price.missed_row * num_missed
+        ratio = (price.rate * ms - price.first_levels[num_drafters]) / expected
+        ratio = price.reading * min(MOST_READING_RATIO, max(1.0 / MOST_READING_RATIO, ratio))
+        self._reading.move(math.log(ratio) - self._reading.mean)
 
     def is_wrong(self, price: Price, conditions: Conditions) -> bool:
         """Whether drafts have come to gain much more or less than it says."""

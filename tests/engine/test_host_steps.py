@@ -34,6 +34,8 @@ def params(count: int, **changes: object) -> list[SamplingParams]:
 class AnyPlan:
     """Decides by dice, within what the stepper asks of a plan."""
 
+    teaches = False
+
     def __init__(self, sequences: Sequence[HostSequence], rng: random.Random) -> None:
         self._shapes = [sequence.bounds for sequence in sequences]
         self._rng = rng
@@ -334,3 +336,15 @@ def test_a_pause_between_steps_is_what_a_short_one_takes(monkeypatch: pytest.Mon
         now[0] += 0.004 if number < 20 else 0.002 if number % 2 else 1.0
         pauses.end()
         assert pauses.ms == pytest.approx(4.0 if number < 29 else 2.0)
+
+
+def test_what_choosing_takes_is_a_mean_of_many_steps() -> None:
+    """Some ask and learn much, most do not."""
+    choosing = host_step.Choosing()
+    assert choosing.ms == 0.0
+    choosing.add(0.3)
+    choosing.add(0.1)
+    assert choosing.ms == pytest.approx(0.2)
+    for number in range(600):
+        choosing.add(0.0 if number % 6 else 0.6)
+    assert choosing.ms == pytest.approx(0.1, rel=0.1)

@@ -126,6 +126,24 @@ def test_what_passes_between_steps_belongs_to_a_plain_one() -> None:
     assert with_others.rate == pytest.approx(alone.rate * alone.plain_ms / with_others.plain_ms)
 
 
+def test_what_reading_many_rows_takes_is_learned() -> None:
+    """It may take several times as long as was believed; one reading alone says nothing unheard of."""
+    step_costs = costs(start=1.0, level=50.0, node=0.1)
+    step_costs.parts["start"].knots, step_costs.parts["start"].values = [1.0, 101.0], [1.0, 2.0]
+    book, conditions = PriceBook(step_costs), Conditions(4, 64.0, is_sampled=False)
+    first = book.at(conditions)
+    assert first.missed_row / first.rate == pytest.approx(0.01)
+    for ms_a_row, expected in ((0.03, 0.03), (0.015, 0.015), (-9.0, None)):
+        for _ in range(60 if expected else 1):
+            price = book.at(conditions)
+            before = price.missed_row / price.rate
+            book.add_reading(price, 4, 500.0, price.first_levels[4] / price.rate + 500.0 * ms_a_row)
+            for _ in range(60):
+                book.add_step()
+        now = book.at(conditions)
+        assert now.missed_row / now.rate == pytest.approx(expected or before, rel=0.03 if expected else 0.2)
+
+
 def test_how_long_sequences_stay() -> None:
     stay = Stay()
     assert stay.steps_left(0) == FIRST_STAY
