@@ -25,7 +25,7 @@ from eagle_rt.speculate.prices import PriceBook, RecentSteps, Verified
 from eagle_rt.speculate.promises import FIRST_CHANCES, promises_of
 from eagle_rt.speculate.sequences import HostSequence
 
-# Of the steps with drafts, after the first ones, one in so many teaches what nodes and time are worth, which takes time itself; but
+# Of the steps with drafts, after the first ones, one in so many teaches what nodes are worth, which takes time itself; but
 # each does while drafts gain more or less than they are said to be worth by so many tokens.
 NUM_FIRST_LESSONS, STEPS_A_LESSON, SURPRISING = 64, 16, 0.5
 NO_PLACES, NO_CHANCES = np.zeros(0, dtype=np.int64), np.zeros(0)

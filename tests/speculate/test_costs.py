@@ -72,6 +72,18 @@ def test_it_follows_a_machine_that_slows_down() -> None:
     assert float(cost.ms(8, 16, when(8))) == pytest.approx(1.5 * true_ms(8, 16), rel=0.05)
 
 
+def test_what_steps_show_is_learned_once_and_when_it_matters() -> None:
+    costs, parts = (fitted_costs([*measured("start"), *measured("level"), *measured("verify")]) for _ in range(2))
+    for ratio in (1.5, 1.2, 0.9):
+        for part, rows in (("level", 8), ("verify", 16), ("verify", 32)):
+            observation = Observation(part, 4, rows, ratio * true_ms(4, rows))
+            costs.correct(observation, when(4))
+            parts.parts[part].correct(observation, when(4))
+        for part in ("start", "level", "verify", "verify"):
+            asked = np.array([4.0, 16.0, 40.0])
+            assert costs.ms(part, 4, asked, when(4)).tolist() == parts.parts[part].ms(4, asked, when(4)).tolist()
+
+
 def test_what_was_slow_once_is_not_for_ever() -> None:
     """Drafts are measured only where something drafts: what they cost goes along with what other steps do."""
     costs = fitted_costs([*measured("start"), *measured("level"), *measured("verify")])
