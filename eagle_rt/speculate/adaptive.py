@@ -31,6 +31,9 @@ NUM_FIRST_LESSONS, STEPS_A_LESSON, SURPRISING = 64, 16, 0.5
 NO_PLACES, NO_CHANCES = np.zeros(0, dtype=np.int64), np.zeros(0)
 # Of a sequence's correction: how far it moves with a surprise, how fast it fades, and the most it may be, in logits.
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
+# A batch that has grown by more than this share rests for a step where heads would have to read more rows than so many of each of
+# its sequences: more are to come, for whom it need not pay.
+GROWING, UNREAD_ROWS = 0.25, 32
 # What the first drafts take, for whose numbers of rows code is still generated, says nothing of later ones.
 NUM_UNSETTLED = 16
 # Where more of a step than this goes into rows that the head had missed, nothing is learned of what steps take.
@@ -44,7 +47,7 @@ class AdaptivePolicy:
         self.costs, self.estimator, self.prices, self.book = costs, estimator, PriceBook(costs), MembersBook(estimator)
         self.choice = DrafterChoice(self.prices, self.book)
         self.num_drafted_steps = 0
-        self._max_batch_size = max_batch_size
+        self._max_batch_size, self._last_size = max_batch_size, 1
         # [D, 2, P] below a node of depth d, for greedy and for sampled sequences, at each of CHILD_PRICES: the expected sum of what
         # its children's chances are above the price. Not what the mean child is above it: those that are below it are left out.
         first = np.maximum(0.0, FIRST_CHANCES[:, None] - CHILD_PRICES).mean(axis=0)
@@ -65,7 +68,9 @@ class AdaptivePolicy:
         self.prices.add_step()
         self.choice.stay.add_step(len(sequences))
         is_too_large = self._max_batch_size is not None and len(sequences) > self._max_batch_size
-        if is_too_large or not any(sequence.bounds for sequence in sequences):
+        is_growing = len(sequences) > (1.0 + GROWING) * self._last_size and min(num_missing) > UNREAD_ROWS
+        self._last_size = len(sequences)
+        if is_too_large or is_growing or not any(sequence.bounds for sequence in sequences):
             return RestingPlan(self, sequences)
         decision = self.choice.decide(sequences, num_missing)
         return AdaptivePlan(self, decision) if decision else RestingPlan(self, sequences)

@@ -206,11 +206,18 @@ def worth_verifying(chances: Floats, owners: Ints, limits: Ints, prices: Floats)
 
 @compiled
 def worth_of_drafts(
-    promises: Floats, node: float, node_paid: float, level_row: float, level_sequence: float, any_node: float, beyond: float
+    promises: Floats,
+    node: float,
+    node_paid: float,
+    level_row: float,
+    level_sequence: float,
+    any_node: float,
+    beyond: float,
+    least_levels: int,
 ) -> Floats:
     """[N] of the drafts of sequences, which go as deep as pays: `Price.utility` of promises [N, D, R] at these prices of a node
     that has to be worth it, of one that is, of a row and of a sequence of each level past the first, and of anything at all; and
-    what drafts that are worth anything have gained beyond that."""
+    what drafts that are worth anything have gained beyond that. Levels that have to be drafted may take more than they gain."""
     utilities = np.zeros(len(promises))
     for draft in range(len(promises)):
         most, total = -np.inf, 0.0
@@ -220,9 +227,12 @@ def worth_of_drafts(
                 if gain > 0.0:
                     total += gain + (node - node_paid)
             total -= level_sequence if level else 0.0
-            most = max(most, total)
+            if level + 1 >= least_levels:
+                most = max(most, total)
         if most > any_node:
             utilities[draft] = max(0.0, most - any_node + beyond)
+        else:
+            utilities[draft] = min(0.0, most)
     return utilities
 
 
@@ -308,6 +318,6 @@ def compile_all() -> None:
     grown(-two, -two, nobody, chances, nothing, 1, two, np.ones((5, 2)), True, children, np.zeros((2, MORE_NODES + 5)))
     learn_children(children, np.zeros((2, 2)), chances, nobody, nobody - 1, nobody + 1, nobody)
     worth_verifying(chances, nobody, nobody, np.zeros(3))
-    worth_of_drafts(best_of_levels(nobody, nobody + 1, chances, 1, 2, 2), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    worth_of_drafts(best_of_levels(nobody, nobody + 1, chances, 1, 2, 2), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1)
     surprises_of(chances, nobody, nobody - 1, nobody, nothing, 1)
     part_ms(two, two, nothing, np.arange(2.0), two, 0.0, 0.0, two)

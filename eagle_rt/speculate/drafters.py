@@ -170,10 +170,12 @@ class DrafterChoice:
         num_drafters = worth.index(max(worth))
         drafters, idle = offers[:num_drafters], offers[num_drafters:]
         tries = self._tries_of(begun, idle, num_drafters)
-        if not drafters and self._affords_trial(price, offers):
-            self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, 0
-            self._num_tried, self._tried_speed = 0, 0.0
-            return self._trial(replace(begun, worth=worth_of(offers, price)))
+        if not drafters and price.pays(price.utility(HOPED_FOR).mean()):
+            trial = replace(begun, worth=self._worth_of_trial(begun, offers))
+            if self._affords_trial(trial, offers):
+                self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, 0
+                self._num_tried, self._tried_speed = 0, 0.0
+                return self._trial(trial)
         best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
         self._hold(
             are_any=bool(drafters or tries),
@@ -210,15 +212,17 @@ class DrafterChoice:
                     tries.append(offer)
         return tries
 
-    def _affords_trial(self, price: Price, offers: list[Offer]) -> bool:
+    def _worth_of_trial(self, begun: Decision, offers: list[Offer]) -> float:
+        """See `Decision.worth`: of drafts of all, which are deeper than they might be, so that lower levels are seen."""
+        price, latest = begun.price, self._book.common[begun.conditions.is_sampled].latest
+        deeper = price.utility(latest, LEVELS_OF_A_LESSON) - price.utility(latest)
+        return worth_of(offers, price) + len(offers) * float(deeper.mean())
+
+    def _affords_trial(self, trial: Decision, offers: list[Offer]) -> bool:
         """Where nobody drafts, whether all should for some steps. Drafts of a few would say less for more: all share what each
         costs, and mostly gain what they take."""
-        if not offers or not price.pays(price.utility(HOPED_FOR).mean()):
-            return False
-        shortfall = max(0.0, -worth_of(offers, price))
-        shortfall += (LEVELS_OF_A_LESSON - 1) * price.level(len(offers))[-1]
         reading = sum(offer.reading for offer in offers)
-        return self._affords((reading + STEPS_OF_A_TRIAL * shortfall) / price.rate)
+        return self._affords((reading + STEPS_OF_A_TRIAL * max(0.0, -trial.worth)) / trial.price.rate)
 
     def _trial(self, begun: Decision) -> Decision:
         return replace(begun, drafters=[index for index, (_, shape) in enumerate(begun.members.key) if shape], is_trial=True)

@@ -208,13 +208,13 @@ class Price:
         """Whether it would pay to draft for a whole batch of sequences whose drafts are worth so much each."""
         return bool(self.batch_size * utility > self.starts[-1])
 
-    def utility(self, promises: Floats) -> Floats:
+    def utility(self, promises: Floats, least_levels: int = 1) -> Floats:
         """Expected tokens of drafts of such promise [..., D, R] beyond the price of their nodes and of levels past the first, and
-        what such drafts have gained beyond that."""
+        what such drafts have gained beyond that. least_levels: so deep they go in any case."""
         any_node = self.any_node / self.batch_size
         drafts = promises.reshape(-1, *promises.shape[-2:])
         prices = self.node, self.node_paid, self.level_row, self.level_sequence, any_node
-        utilities = worth_of_drafts(drafts, *prices, self.beyond)
+        utilities = worth_of_drafts(drafts, *prices, self.beyond, least_levels)
         return utilities.reshape(promises.shape[:-2])
 
 

@@ -72,6 +72,20 @@ def test_where_nothing_pays_steps_rest() -> None:
     assert asked[-40:].count(False) >= 40 // RESTING_STEPS_A_LESSON, "some are learned from"
 
 
+def test_a_batch_that_grows_rests_until_all_have_come() -> None:
+    """Reading prompts pays for few and not for many; what has been read goes on to be drafted for."""
+    cheap = policy(costs(start=1.0, level=50.0, node=0.1))
+    prompts = [HostSequence(f"{number}", [0] * 64, range(0), 0.0, TreeShape(2, 2, 4)) for number in range(8)]
+    for num_missing, count, drafts in (
+        ([64] * 4, 4, False),
+        ([64] * 8, 8, False),
+        ([64] * 8, 8, True),
+        ([3], 1, True),
+        ([3, 64], 2, True),
+    ):
+        assert bool(cheap.begin(prompts[:count], num_missing).drafters) == drafts
+
+
 def test_a_request_that_leaves_ends_the_rest_where_the_next_one_may_draft() -> None:
     for unknown_may_draft in (False, True):
         resting = policy(costs(start=50.0, level=50.0, node=20.0))
@@ -133,7 +147,7 @@ def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
     while nearly.choice.num_unasked:
         step(nearly)
     price = nearly.prices.at(ONE)
-    shortfall = price.starts[1] - price.utility(FIRST_PROMISES).mean() + price.level(1)[1]
+    shortfall = price.starts[1] - price.utility(FIRST_PROMISES, LEVELS_OF_A_LESSON).mean()
     nearly.choice.allowance_ms = before = 1e3
     assert [step(nearly, f"{number}").drafters for number in range(STEPS_OF_A_TRIAL)] == [[0]] * STEPS_OF_A_TRIAL
     assert (before - nearly.choice.allowance_ms) * price.rate == pytest.approx(STEPS_OF_A_TRIAL * shortfall, rel=0.05)
@@ -153,7 +167,9 @@ def test_trials_say_too_what_drafts_gain_beyond_their_promise() -> None:
     assert isinstance(plan, AdaptivePlan)
     decision = plan._decision
     assert decision.is_trial
-    assert decision.worth == pytest.approx(price.utility(FIRST_PROMISES).mean() - price.starts[1], rel=0.05)
+    worth = price.utility(FIRST_PROMISES, LEVELS_OF_A_LESSON).mean() - price.starts[1]
+    assert decision.worth == pytest.approx(worth, rel=0.05)
+    assert worth < price.utility(FIRST_PROMISES).mean() - price.starts[1] - 0.1
     assert decision.worth < 0
     before = nearly.prices.steps(ONE).beyond
     parts = [Observation("start", 1, 3, start), Observation("verify", 1, 2, 10.0)]

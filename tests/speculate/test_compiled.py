@@ -232,11 +232,14 @@ def test_drafts_go_as_deep_as_pays(functions: Any) -> None:
     gains[:, 1:] -= row
     gains = np.where(gains > 0, gains + node - paid, 0.0).sum(axis=-1)
     gains[:, 1:] -= sequence
-    promised = np.maximum(0.0, gains.cumsum(axis=-1).max(axis=-1) - any_node)
-    assert 0 < (promised == 0).sum() < 50
-    for beyond in (0.0, 0.2, -0.2):
-        expected = np.where(promised > 0, np.maximum(0.0, promised + beyond), 0.0)
-        assert np.allclose(functions.worth_of_drafts(promises, node, paid, row, sequence, any_node, beyond), expected)
+    for least_levels in (1, 2):
+        most = gains.cumsum(axis=-1)[:, least_levels - 1 :].max(axis=-1)
+        assert 0 < (most <= any_node).sum() < 50
+        assert (most.min() < 0) == (least_levels > 1)
+        for beyond in (0.0, 0.2, -0.2):
+            expected = np.where(most > any_node, np.maximum(0.0, most - any_node + beyond), np.minimum(0.0, most))
+            utilities = functions.worth_of_drafts(promises, node, paid, row, sequence, any_node, beyond, least_levels)
+            assert np.allclose(utilities, expected)
 
 
 def test_surprises_count_where_the_parent_was_accepted(functions: Any) -> None:
