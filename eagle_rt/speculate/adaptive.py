@@ -92,7 +92,7 @@ class RestingPlan(FixedPlan):
         steps.add(1.0, 1.0)
         steps.add_worth(None)
         self._policy.prices.between_ms = record.between_ms
-        self._policy.choice.allow_tries(len(self._sequences), record.total_ms)
+        self._policy.choice.allow_tries(record.total_ms)
 
 
 class AdaptivePlan:
@@ -157,9 +157,10 @@ class AdaptivePlan:
             steps.add_worth(None)
         elif is_settled:
             steps.add_worth(self._worth_beyond(steps, record, total_ms - reading_ms))
-        policy.choice.allow_tries(batch_size, total_ms)
+        policy.choice.allow_tries(total_ms)
         if self._decision.is_trial:
-            policy.choice.add_trial(gained * plain_ms / (total_ms - reading_ms), batch_size)
+            gain = record.num_gained - batch_size * (total_ms - reading_ms) / plain_ms
+            policy.choice.add_trial(gain, len(self.drafters))
         if self.teaches:
             self._learn_children(record.candidates)
             self._learn_promises(record)

@@ -1,7 +1,7 @@
 """Which sequences of a batch draft: those whose drafts together gain most beyond the price of a first level, if any do.
 
-That is not asked anew in every step. And since sequences that do not draft show nothing, some are tried beside others now and
-then, and all where none drafts, in a small share of the time.
+That is not asked anew in every step. And since sequences that do not draft show nothing, some are tried now and then, beside others
+or where none drafts, in a small share of the time.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ HOPELESS = 0.8
 MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31, 7, 8
 # After one in which all drafted some do so without asking, more where that was worth so many times its price.
 NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 5, 11, 1.25
-# Tries of sequences that do not draft, and trials of all where none does: their share of the time, more in batches of so many
-# sequences at least, where a trial takes longer than a step; it is saved up for so many steps. More would find new texts sooner,
-# and cost more where nothing pays.
-TRY_SHARE, LARGE_TRY_SHARE, LARGE_BATCH, MOST_STEPS_ALLOWED_FOR = 0.01, 0.02, 8, 1024
-# How long a trial is, if what it comes to leaves hope; and how deep its drafts are at least, and all from which is learned.
-STEPS_OF_A_TRIAL, LEVELS_OF_A_LESSON = 4, 2
+# Tries of sequences that do not draft, and trials where none does: their share of the time, saved up for so many steps. More would
+# find new texts sooner, and cost more where nothing pays.
+TRY_SHARE, MOST_STEPS_ALLOWED_FOR = 0.01, 1024
+# How long a trial is, if what it comes to leaves hope; how many draft in it, for whom heads have the least to read; and how deep
+# its drafts are at least, and all from which is learned.
+STEPS_OF_A_TRIAL, MOST_IN_A_TRIAL, LEVELS_OF_A_LESSON = 4, 8, 2
 # Plain steps are what prices are in units of: one is made after so many with drafts, twice as many, ... and from then on after so
 # many, since what it takes can hardly be told from what they take.
 FIRST_PLAIN_STEP, MOST_BETWEEN_PLAIN_STEPS = 8, 256
@@ -35,7 +35,7 @@ FIRST_PLAIN_STEP, MOST_BETWEEN_PLAIN_STEPS = 8, 256
 @dataclass(frozen=True)
 class Decision:
     """Who of a batch drafts, and what time costs it. drafters: numbers of members, ascending; worth: tokens that their drafts are
-    expected to gain beyond their price, once the head has read what it missed; is_trial: all draft, though that is not believed to
+    expected to gain beyond their price, once the head has read what it missed; is_trial: they draft though that is not believed to
     pay."""
 
     members: Members
@@ -65,6 +65,13 @@ def worth_of(offers: Sequence[Offer], price: Price) -> float:
     return sum(offer.utility for offer in offers) - price.starts[len(offers)]
 
 
+def trial_of(begun: Decision, num_missing: Sequence[int]) -> Decision:
+    """Those that draft in one are the same in all of its steps, while they stay: they have the least to read, since they have."""
+    may_draft = [index for index, (_, shape) in enumerate(begun.members.key) if shape]
+    fewest = sorted(may_draft, key=num_missing.__getitem__)[:MOST_IN_A_TRIAL]
+    return replace(begun, drafters=sorted(fewest), is_trial=True)
+
+
 class DrafterChoice:
     """allowance_ms: the time that is left for tries.
 
@@ -77,8 +84,8 @@ class DrafterChoice:
         self.stay, self.allowance_ms = Stay(), 0.0
         self.num_unasked = self.num_rested = 0
         self.unknown_may_draft = True
-        # Of the trial so far: the drafts, and the sum of their speeds.
-        self._num_tried, self._tried_speed = 0, 0.0
+        # Of the trial so far: the drafts, and the tokens that they have gained beyond plain decoding.
+        self._num_tried, self._tried_gain = 0, 0.0
         self._prices, self._book = prices, book
         self._last: Decision | None = None
         # Of batches of about each size: steps with drafts since the last plain one was due, and after how many it is.
@@ -96,7 +103,7 @@ class DrafterChoice:
         if self._last and self.num_unasked and self._is_as_asked(self._last, sequences):
             self.num_unasked -= 1
             if self._last.is_trial:
-                self._last = self._trial(replace(self._begun(sequences), worth=self._last.worth))
+                self._last = trial_of(replace(self._begun(sequences), worth=self._last.worth), num_missing)
                 return self._last
             if self._last.drafters:
                 return self._last if self._book.of(sequences) is self._last.members else self._all(sequences)
@@ -120,16 +127,16 @@ class DrafterChoice:
         common, _ = self._book.common[is_sampled].utility(price)
         return price.pays(common - price.missed_row * num_rows / self.stay.num_steps)
 
-    def allow_tries(self, batch_size: int, step_ms: float) -> None:
+    def allow_tries(self, step_ms: float) -> None:
         """Some of the time goes into drafts of sequences that do not draft otherwise."""
-        allowed_ms = (TRY_SHARE if batch_size < LARGE_BATCH else LARGE_TRY_SHARE) * step_ms
+        allowed_ms = TRY_SHARE * step_ms
         self.allowance_ms = min(self.allowance_ms + allowed_ms, MOST_STEPS_ALLOWED_FOR * allowed_ms)
 
-    def add_trial(self, speed: float, num_drafts: int) -> None:
-        """A step of one, with so many drafts, came to such a speed over plain decoding. A trial ends where that is below it by more
-        than chance: what a single draft gains varies by about one token."""
-        self._num_tried, self._tried_speed = self._num_tried + num_drafts, self._tried_speed + speed * num_drafts
-        if self._tried_speed / self._num_tried < 1.0 - self._num_tried**-0.5:
+    def add_trial(self, gain: float, num_drafts: int) -> None:
+        """A step of one, with so many drafts, gained so many tokens more than plain decoding would have in its time. A trial ends
+        where that is a loss beyond chance: what a single draft gains varies by about one token."""
+        self._num_tried, self._tried_gain = self._num_tried + num_drafts, self._tried_gain + gain
+        if self._tried_gain < -(self._num_tried**0.5):
             self.num_unasked = 0
 
     def forget(self) -> None:
@@ -171,11 +178,13 @@ class DrafterChoice:
         drafters, idle = offers[:num_drafters], offers[num_drafters:]
         tries = self._tries_of(begun, idle, num_drafters)
         if not drafters and price.pays(price.utility(HOPED_FOR).mean()):
-            trial = replace(begun, worth=self._worth_of_trial(begun, offers))
-            if self._affords_trial(trial, offers):
+            trial = trial_of(begun, num_missing)
+            trying = [offer for offer in offers if offer.number in trial.drafters]
+            trial = replace(trial, worth=self._worth_of_trial(trial, trying))
+            if self._affords_trial(trial, trying):
                 self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, 0
-                self._num_tried, self._tried_speed = 0, 0.0
-                return self._trial(trial)
+                self._num_tried, self._tried_gain = 0, 0.0
+                return trial
         best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
         self._hold(
             are_any=bool(drafters or tries),
@@ -212,20 +221,16 @@ class DrafterChoice:
                     tries.append(offer)
         return tries
 
-    def _worth_of_trial(self, begun: Decision, offers: list[Offer]) -> float:
-        """See `Decision.worth`: of drafts of all, which are deeper than they might be, so that lower levels are seen."""
-        price, latest = begun.price, self._book.common[begun.conditions.is_sampled].latest
+    def _worth_of_trial(self, trial: Decision, offers: list[Offer]) -> float:
+        """See `Decision.worth`: of drafts which are deeper than they might be, so that lower levels are seen."""
+        price, latest = trial.price, self._book.common[trial.conditions.is_sampled].latest
         deeper = price.utility(latest, LEVELS_OF_A_LESSON) - price.utility(latest)
         return worth_of(offers, price) + len(offers) * float(deeper.mean())
 
     def _affords_trial(self, trial: Decision, offers: list[Offer]) -> bool:
-        """Where nobody drafts, whether all should for some steps. Drafts of a few would say less for more: all share what each
-        costs, and mostly gain what they take."""
+        """Where nobody drafts, whether some should for a few steps."""
         reading = sum(offer.reading for offer in offers)
         return self._affords((reading + STEPS_OF_A_TRIAL * max(0.0, -trial.worth)) / trial.price.rate)
-
-    def _trial(self, begun: Decision) -> Decision:
-        return replace(begun, drafters=[index for index, (_, shape) in enumerate(begun.members.key) if shape], is_trial=True)
 
     def _hold(self, *, are_any: bool, are_all: bool, is_hopeless: bool, is_clear: bool) -> None:
         """For how many steps nobody is asked. are_all: all draft, and none as a try."""

@@ -182,12 +182,12 @@ def test_trials_say_too_what_drafts_gain_beyond_their_promise() -> None:
 
 def test_a_trial_that_leaves_no_hope_ends_early() -> None:
     """Many drafts say more than one does; and what was good so far counts too."""
-    for num_drafts, before, ends in ((16, None, True), (1, None, False), (16, 1.2, False)):
+    for num_drafts, before, ends in ((16, None, True), (1, None, False), (16, 3.0, False)):
         choice = policy(FREE).choice
         choice.num_unasked = STEPS_OF_A_TRIAL - 1
         if before:
             choice.add_trial(before, num_drafts)
-        choice.add_trial(0.6, num_drafts)
+        choice.add_trial(-0.4 * num_drafts, num_drafts)
         assert (choice.num_unasked == 0) == ends
 
 
