@@ -111,18 +111,19 @@ class Runner:
         return StepResult(prefilled, decoded, [self.tree_shape.num_draft_tokens - 1] * len(rows), broken)
 
     def _run_on_host(self, plan: StepPlan, stepper: HostStepper) -> StepResult:
-        result = StepResult([], [], [], [])
+        result, have_read = StepResult([], [], [], [], head_rows={}), [chunk.request for chunk in plan.chunks]
         if plan.decodes:
             sequences = host_sequences(plan.decodes, self.tree_shape.num_scratch_rows, self._page_size)
             sampling = sampling_batch(list(plan.decodes), self._device)
             self.clock.mark("prepare")
             outcome = stepper.step(sequences, sampling, self.clock.mark)
-            result = StepResult([], outcome.tokens, outcome.num_drafted, outcome.is_broken)
+            result = StepResult([], outcome.tokens, outcome.num_drafted, outcome.is_broken, head_rows={})
+            if outcome.has_read:
+                have_read += plan.decodes
         if plan.chunks:
             result = replace(result, prefilled=self._prefill_on_host(plan, stepper))
-        for request in (*plan.decodes, *(chunk.request for chunk in plan.chunks)):
-            result.head_rows[request.id] = stepper.drafter.rows[request.id].num_made
-        return result
+        rows = stepper.drafter.rows
+        return replace(result, head_rows={request.id: rows[request.id].num_made for request in have_read})
 
     def _prefill_on_host(self, plan: StepPlan, stepper: HostStepper) -> list[int]:
         """As `_prefill`, but the head reads later, when it drafts, with what other texts have gained: a pass of its own would cost
@@ -138,11 +139,10 @@ class Runner:
             request = chunk.request
             next_token = next(chosen) if chunk.is_last else request.tokens[chunk.stop]
             if chunk.is_first:
-                stepper.drafter.rows.begin(request.id, request.num_head_rows, chunk.start)
-            if request.bounds:
-                stepper.drafter.rows.add(request.id, output.features[batch.query_starts[b] : batch.query_starts[b + 1]])
-                if not stepper.drafter.rows[request.id].is_lost:
-                    reading.append(prefilled_sequence(chunk, next_token, self._page_size))
+                stepper.drafter.rows.begin(request.id, request.num_head_rows, chunk.start, may_draft=request.bounds is not None)
+            stepper.drafter.rows.add(request.id, output.features[batch.query_starts[b] : batch.query_starts[b + 1]])
+            if not stepper.drafter.rows[request.id].is_lost:
+                reading.append(prefilled_sequence(chunk, next_token, self._page_size))
         stepper.read_on(reading)
         self.clock.mark("prefill")
         return tokens

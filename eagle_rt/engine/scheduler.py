@@ -3,7 +3,7 @@
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from eagle_rt.cache.pages import PageAllocator
 from eagle_rt.cache.prefix import PrefixCache
@@ -46,13 +46,17 @@ class StepPlan:
 class StepResult:
     """prefilled: the token chosen after each last chunk, in the plan's order; decoded: for each decoding request the tokens
     gained; num_drafted: drafts verified for each; broken: which heads gave no numbers. head_rows: how many rows of a request, by
-    its id, the draft head's cache holds, where they are fewer than are cached."""
+    its id, the draft head's cache holds, where that has changed; None where it holds all that are cached."""
 
     prefilled: list[int]
     decoded: list[list[int]]
     num_drafted: list[int]
     broken: list[bool]
-    head_rows: dict[str, int] = field(default_factory=dict)
+    head_rows: dict[str, int] | None = None
+
+    def num_head_rows(self, request: Request) -> int:
+        """Of a request that this step has gained tokens for."""
+        return request.num_cached if self.head_rows is None else self.head_rows.get(request.id, request.num_head_rows)
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,7 @@ class Scheduler:
         prefilled = iter(result.prefilled)
         for chunk in plan.chunks:
             chunk.request.num_cached = chunk.stop
-            chunk.request.num_head_rows = result.head_rows.get(chunk.request.id, chunk.stop)
+            chunk.request.num_head_rows = result.num_head_rows(chunk.request)
             if chunk.is_last:
                 events.append(self._append(chunk.request, [next(prefilled)]))
         decoded = zip(plan.decodes, result.decoded, result.num_drafted, result.broken, strict=True)
@@ -180,7 +184,7 @@ class Scheduler:
             if request.finish_reason:
                 continue
             request.num_cached += len(tokens)
-            request.num_head_rows = result.head_rows.get(request.id, request.num_cached)
+            request.num_head_rows = result.num_head_rows(request)
             request.stats.count_step(len(tokens) - 1, num_drafted, is_broken)
             if request.num_shared_head_rows < request.prefill_end <= request.num_head_rows:
                 self._share_pages(request)  # the head has read the prompt only now

@@ -19,8 +19,8 @@ from eagle_rt.speculate.compiled import CHILD_PRICES, MORE_NODES, grown, learn_c
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.drafters import LEVELS_OF_A_LESSON, Decision, DrafterChoice
 from eagle_rt.speculate.forest import Candidates, Ints
-from eagle_rt.speculate.members import MembersBook, conditions_of
-from eagle_rt.speculate.policy import DraftPlan, FixedPlan, StepRecord
+from eagle_rt.speculate.members import MembersBook
+from eagle_rt.speculate.policy import RESTING, DraftPlan, StepRecord
 from eagle_rt.speculate.prices import PriceBook, RecentSteps, Verified
 from eagle_rt.speculate.promises import FIRST_CHANCES, promises_of
 from eagle_rt.speculate.sequences import HostSequence
@@ -32,7 +32,7 @@ NO_PLACES, NO_CHANCES = np.zeros(0, dtype=np.int64), np.zeros(0)
 # Of a sequence's correction: how far it moves with a surprise, how fast it fades, and the most it may be, in logits.
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
 # A batch that has grown by more than this share rests for a step where heads would have to read more rows than so many of each of
-# its sequences: more are to come, for whom it need not pay.
+# its sequences: more are to come, and what pays for few need not pay for many.
 GROWING, UNREAD_ROWS = 0.25, 32
 # What the first drafts take, for whose numbers of rows code is still generated, says nothing of later ones.
 NUM_UNSETTLED = 16
@@ -47,7 +47,8 @@ class AdaptivePolicy:
         self.costs, self.estimator, self.prices, self.book = costs, estimator, PriceBook(costs), MembersBook(estimator)
         self.choice = DrafterChoice(self.prices, self.book)
         self.num_drafted_steps = 0
-        self._max_batch_size, self._last_size = max_batch_size, 1
+        self._max_batch_size = max_batch_size
+        self._known: set[str] = set()  # the sequences of the last step that was looked at
         # [D, 2, P] below a node of depth d, for greedy and for sampled sequences, at each of CHILD_PRICES: the expected sum of what
         # its children's chances are above the price. Not what the mean child is above it: those that are below it are left out.
         first = np.maximum(0.0, FIRST_CHANCES[:, None] - CHILD_PRICES).mean(axis=0)
@@ -64,35 +65,36 @@ class AdaptivePolicy:
         price = self.prices.last(Conditions(max(1, batch_size), num_rows, is_sampled))
         return self.choice.unknown_pays(price, num_rows, is_sampled)
 
+    def rests(self, num_sequences: int) -> bool:
+        return (self._max_batch_size is not None and num_sequences > self._max_batch_size) or self.choice.rests(num_sequences)
+
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
+        if self.choice.num_at_rest:
+            self._learn_rests()
         self.prices.add_step()
         self.choice.stay.add_step(len(sequences))
-        is_too_large = self._max_batch_size is not None and len(sequences) > self._max_batch_size
-        is_growing = len(sequences) > (1.0 + GROWING) * self._last_size and min(num_missing) > UNREAD_ROWS
-        self._last_size = len(sequences)
-        if is_too_large or is_growing or not any(sequence.bounds for sequence in sequences):
-            return RestingPlan(self, sequences)
-        decision = self.choice.decide(sequences, num_missing)
-        return AdaptivePlan(self, decision) if decision else RestingPlan(self, sequences)
+        if not any(sequence.bounds for sequence in sequences) or self._is_growing(sequences, num_missing):
+            return RESTING
+        return AdaptivePlan(self, self.choice.decide(sequences, num_missing))
+
+    def _is_growing(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> bool:
+        before, self._known = self._known, {sequence.id for sequence in sequences}
+        num_new = len(self._known - before)
+        return num_new > GROWING * (len(sequences) - num_new) and min(num_missing) > UNREAD_ROWS
+
+    def _learn_rests(self) -> None:
+        """Of the steps that have rested since the last one that was looked at: all at once, since in each of them even a little
+        would take long, with caches full of what the target has read."""
+        choice, last = self.choice, self.choice.last
+        count, choice.num_at_rest = choice.num_at_rest, 0
+        self.prices.add_step(count)
+        self.prices.steps(last.conditions).add_rests(count)
+        choice.stay.add_step(count * len(last.members))
+        choice.allow_tries(last.price.plain_ms, count)
 
     def forget(self, sequence_id: str) -> None:
         if self.book.forget(sequence_id):
             self.choice.forget()
-
-
-class RestingPlan(FixedPlan):
-    """Of a step without drafts of which nothing is learned."""
-
-    def __init__(self, policy: AdaptivePolicy, sequences: Sequence[HostSequence]) -> None:
-        super().__init__((), drafts=False)
-        self._policy, self._sequences = policy, sequences
-
-    def learn(self, record: StepRecord) -> None:
-        steps = self._policy.prices.steps(conditions_of(self._sequences))
-        steps.add(1.0, 1.0)
-        steps.add_worth(None)
-        self._policy.prices.between_ms = record.between_ms
-        self._policy.choice.allow_tries(record.total_ms)
 
 
 class AdaptivePlan:

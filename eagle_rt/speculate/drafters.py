@@ -65,6 +65,11 @@ def worth_of(offers: Sequence[Offer], price: Price) -> float:
     return sum(offer.utility for offer in offers) - price.starts[len(offers)]
 
 
+def is_about(num_sequences: int, others: int) -> bool:
+    """Whether two batches are of about the same size."""
+    return 4 * abs(num_sequences - others) <= others
+
+
 def trial_of(begun: Decision, num_missing: Sequence[int]) -> Decision:
     """Those that draft in one are the same in all of its steps, while they stay: they have the least to read, since they have."""
     may_draft = [index for index, (_, shape) in enumerate(begun.members.key) if shape]
@@ -76,13 +81,13 @@ class DrafterChoice:
     """allowance_ms: the time that is left for tries.
 
     For num_unasked steps the last decision holds without asking, which was that all of these sequences draft or that none of about
-    so many does; num_rested: steps that rested after the one before; unknown_may_draft: whether one of which nothing is known would
-    draft.
+    so many does; num_rested: steps that rested after the one before; num_at_rest: those that have now, from which nothing was
+    learned yet; unknown_may_draft: whether one of which nothing is known would draft.
     """
 
     def __init__(self, prices: PriceBook, book: MembersBook) -> None:
         self.stay, self.allowance_ms = Stay(), 0.0
-        self.num_unasked = self.num_rested = 0
+        self.num_unasked = self.num_rested = self.num_at_rest = 0
         self.unknown_may_draft = True
         # Of the trial so far: the drafts, and the tokens that they have gained beyond plain decoding.
         self._num_tried, self._tried_gain = 0, 0.0
@@ -91,14 +96,30 @@ class DrafterChoice:
         # Of batches of about each size: steps with drafts since the last plain one was due, and after how many it is.
         self._drafted: dict[tuple[int, bool], tuple[int, int]] = {}
 
-    def decide(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> Decision | None:
-        """num_missing: rows of each that its head has to catch up with. None where the batch rests and nothing need be learned."""
+    @property
+    def last(self) -> Decision:
+        """The decision that was asked for last."""
+        assert self._last
+        return self._last
+
+    def rests(self, num_sequences: int) -> bool:
+        """Whether a step of so many goes without asking, nor learns, as none did when it was asked last."""
+        last = self._last
+        if not self.num_unasked or not last or last.drafters or not is_about(num_sequences, len(last.members)):
+            return False
+        if (self.num_unasked - 1) % RESTING_STEPS_A_LESSON == 0:
+            return False
+        self.num_unasked, self.num_at_rest = self.num_unasked - 1, self.num_at_rest + 1
+        return True
+
+    def decide(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> Decision:
+        """num_missing: rows of each that its head has to catch up with."""
         decision = self._decided(sequences, num_missing)
-        if decision and decision.drafters and not decision.is_trial and self._plain_step_is_due(decision.conditions):
+        if decision.drafters and not decision.is_trial and self._plain_step_is_due(decision.conditions):
             return replace(decision, drafters=[])
         return decision
 
-    def _decided(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> Decision | None:
+    def _decided(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> Decision:
         """`decide` by what drafts are worth alone."""
         if self._last and self.num_unasked and self._is_as_asked(self._last, sequences):
             self.num_unasked -= 1
@@ -107,8 +128,6 @@ class DrafterChoice:
                 return self._last
             if self._last.drafters:
                 return self._last if self._book.of(sequences) is self._last.members else self._all(sequences)
-            if self.num_unasked % RESTING_STEPS_A_LESSON:
-                return None
             return self._begun(sequences)
         begun = self._begun(sequences)
         self._last = decision = self._with_drafters(begun, num_missing)
@@ -127,10 +146,10 @@ class DrafterChoice:
         common, _ = self._book.common[is_sampled].utility(price)
         return price.pays(common - price.missed_row * num_rows / self.stay.num_steps)
 
-    def allow_tries(self, step_ms: float) -> None:
-        """Some of the time goes into drafts of sequences that do not draft otherwise."""
+    def allow_tries(self, step_ms: float, num_steps: int = 1) -> None:
+        """Some of the time of steps goes into drafts of sequences that do not draft otherwise."""
         allowed_ms = TRY_SHARE * step_ms
-        self.allowance_ms = min(self.allowance_ms + allowed_ms, MOST_STEPS_ALLOWED_FOR * allowed_ms)
+        self.allowance_ms = min(self.allowance_ms + num_steps * allowed_ms, MOST_STEPS_ALLOWED_FOR * allowed_ms)
 
     def add_trial(self, gain: float, num_drafts: int) -> None:
         """A step of one, with so many drafts, gained so many tokens more than plain decoding would have in its time. A trial ends
@@ -160,7 +179,7 @@ class DrafterChoice:
             return False
         if last.drafters and not (self.unknown_may_draft and all(own.bounds for own in sequences)):
             return self._book.of(sequences) is last.members
-        return 4 * abs(len(sequences) - len(last.members)) <= len(last.members)
+        return is_about(len(sequences), len(last.members))
 
     def _all(self, sequences: Sequence[HostSequence]) -> Decision:
         """As all of those did that were asked last."""

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+# Steps whose features are put aside unsorted.
+MOST_UNSORTED = 32
+
 
 @dataclass
 class HeadRows:
@@ -12,7 +15,7 @@ class HeadRows:
     order.
 
     state: [H] the head's after the last row made, once there is one. is_lost: features of earlier rows are missing, so that the
-    head can never catch up.
+    head can never catch up, or need not, since nothing is drafted for it.
     """
 
     num_made: int
@@ -23,17 +26,40 @@ class HeadRows:
 
 
 class HeadRowsBook:
-    """`HeadRows` of every sequence. A head that isn't drafting isn't fed: it catches up in one pass when it is needed again."""
+    """`HeadRows` of every sequence. A head that isn't drafting isn't fed: it catches up in one pass when it is needed again.
+
+    Whole steps of features are sorted by sequence only when somebody asks: with caches full of what the target has just read, that
+    would take several times as long.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[str, HeadRows] = {}
+        self._unsorted: list[tuple[list[str], Tensor, list[int]]] = []
 
-    def begin(self, sequence_id: str, num_made: int, num_cached: int) -> None:
+    def begin(self, sequence_id: str, num_made: int, num_cached: int, *, may_draft: bool = True) -> None:
         """A text of which the target's cache holds num_cached rows, and the head's the first num_made."""
-        self._rows[sequence_id] = HeadRows(num_made, is_lost=num_made < num_cached)
+        self._sort()
+        self._rows[sequence_id] = HeadRows(num_made, is_lost=num_made < num_cached or not may_draft)
 
     def __getitem__(self, sequence_id: str) -> HeadRows:
+        self._sort()
         return self._rows[sequence_id]
+
+    def add_step(self, sequence_ids: list[str], features: Tensor, counts: list[int]) -> None:
+        """Features [T, F] of so many next rows of each sequence."""
+        self._unsorted.append((sequence_ids, features, counts))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to look whether too much waits."""
+        return len(self._unsorted) >= MOST_UNSORTED
+
+    def _sort(self) -> None:
+        for sequence_ids, features, counts in self._unsorted:
+            for sequence_id, own in zip(sequence_ids, features.split(counts), strict=True):
+                if sequence_id in self._rows:
+                    self.add(sequence_id, own)
+        self._unsorted.clear()
 
     def add(self, sequence_id: str, features: Tensor) -> None:
         """Features [n, F] of the next n rows."""
@@ -44,6 +70,7 @@ class HeadRowsBook:
 
     def take(self, sequence_ids: list[str]) -> Tensor:
         """[T, F] all that is waiting for these sequences, one after the other: their rows are made now."""
+        self._sort()
         parts = []
         for sequence_id in sequence_ids:
             rows = self._rows[sequence_id]
@@ -57,4 +84,5 @@ class HeadRowsBook:
 
     @property
     def num_waiting(self) -> int:
+        self._sort()
         return sum(rows.num_waiting for rows in self._rows.values())

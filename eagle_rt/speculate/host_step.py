@@ -20,7 +20,7 @@ from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Choose, Floats, Ints, PackedTrees, no_candidates, pack, roots_only
 from eagle_rt.speculate.host_drafter import Draft, HostDrafter
-from eagle_rt.speculate.policy import DraftPlan, StepRecord, TreePolicy
+from eagle_rt.speculate.policy import RESTING, DraftPlan, StepRecord, TreePolicy
 from eagle_rt.speculate.sampler import SamplingBatch, target_choice
 from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
 from eagle_rt.speculate.simulate import simulated_paths
@@ -36,11 +36,13 @@ NO_CANDIDATES, NO_NUMBERS, NO_LABELS = no_candidates(), np.zeros(0, dtype=np.int
 
 @dataclass(frozen=True)
 class HostOutcome:
-    """For each sequence the tokens that it gains, how many drafts were verified, and whether the head gave no numbers."""
+    """For each sequence the tokens that it gains, how many drafts were verified, and whether the head gave no numbers; and whether
+    heads have read anything."""
 
     tokens: list[list[int]]
     num_drafted: list[int]
     is_broken: list[bool]
+    has_read: bool
 
 
 class Pauses:
@@ -107,13 +109,16 @@ class HostStepper:
         """
         self._pauses.end()
         begin = time.perf_counter()
-        rows = [self.drafter.rows[sequence.id] for sequence in sequences]
-        sequences = [replace(own, bounds=None) if row.is_lost else own for own, row in zip(sequences, rows, strict=True)]
-        plan = self.policy.begin(sequences, [row.num_waiting for row in rows])
+        plan: DraftPlan = RESTING
+        if not self.policy.rests(len(sequences)):
+            rows = [self.drafter.rows[sequence.id] for sequence in sequences]
+            sequences = [replace(own, bounds=None) if row.is_lost else own for own, row in zip(sequences, rows, strict=True)]
+            plan = self.policy.begin(sequences, [row.num_waiting for row in rows])
         start = time.perf_counter()
         asking_ms = 1000 * (start - begin)
         root_tokens = np.array([sequence.text[-1] for sequence in sequences])
         draft = kept = None
+        has_read = bool(plan.drafters)
         trees = roots_only(root_tokens)
         if plan.drafters:
             draft = self.drafter.draft(sequences, sampling, plan, start, mark)
@@ -121,7 +126,7 @@ class HostStepper:
             trees = pack(root_tokens, draft.candidates[kept], kept)
             start = draft.end
             mark("draft")
-        elif self.read_on(sequences):
+        elif has_read := (plan is not RESTING or self.drafter.rows.is_due) and self.read_on(sequences):
             start = time.perf_counter()
             mark("extend")
 
@@ -132,14 +137,14 @@ class HostStepper:
         self._keep(sequences, trees, paths, features)
         choosing = self._choosing[draft is not None]
         verify_ms = choosing.ms + 1000 * (time.perf_counter() - start)
-        learning_ms = self._learn(plan, sequences, draft, kept, trees, paths, verify_ms)
+        learning_ms = 0.0 if plan is RESTING else self._learn(plan, sequences, draft, kept, trees, paths, verify_ms)
         if not plan.teaches:
             choosing.add(asking_ms + learning_ms)
         self._pauses.begin()
         mark("accept")
         num_drafted = [stop - first - 1 for first, stop in zip(trees.starts, trees.starts[1:], strict=False)]
         is_broken = draft.is_broken.tolist() if draft else [False] * len(sequences)
-        return HostOutcome(tokens, num_drafted, is_broken)
+        return HostOutcome(tokens, num_drafted, is_broken, has_read)
 
     def read_on(self, sequences: Sequence[HostSequence]) -> bool:
         """Let the head read where too much waits for it, though nothing drafts. Whether it did."""
@@ -181,9 +186,7 @@ class HostStepper:
         assert features is not None
         rows = list(chain.from_iterable(paths))
         accepted = features if len(rows) == len(features) else features[self._tensor(rows)]
-        for sequence, own in zip(sequences, accepted.split([len(path) for path in paths]), strict=True):
-            if sequence.bounds:
-                self.drafter.rows.add(sequence.id, own)
+        self.drafter.rows.add_step([sequence.id for sequence in sequences], accepted, [len(path) for path in paths])
         if trees.is_plain:
             return
         sources, targets = [], []

@@ -69,6 +69,11 @@ class TreePolicy(Protocol):
         """How good its estimates of acceptance have been, if it makes any."""
         ...
 
+    def rests(self, num_sequences: int) -> bool:
+        """Asked before each step: whether one of so many sequences drafts nothing, whichever they are, so that no plan need be
+        made."""
+        ...
+
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         """num_missing: rows of each sequence that the head has to catch up with before it can draft."""
         ...
@@ -136,6 +141,9 @@ class FixedPolicy:
     def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
         return self._max_batch_size is None or batch_size <= self._max_batch_size
 
+    def rests(self, num_sequences: int) -> bool:
+        return False
+
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         return FixedPlan(sequences, self.wants_drafts(len(sequences), 0, is_sampled=False))
 
@@ -160,3 +168,7 @@ class FixedPlan:
 
     def learn(self, record: StepRecord) -> None:
         pass
+
+
+# Of a step without drafts of which nothing is learned.
+RESTING = FixedPlan((), drafts=False)

@@ -102,6 +102,12 @@ class RecentSteps:
             self._beyond += min(MOST_BEYOND, max(-MOST_BEYOND, beyond))
             self._num_beyond += 1.0
 
+    def add_rests(self, count: int) -> None:
+        """So many steps without drafts."""
+        for _ in range(count):
+            self.add(1.0, 1.0)
+            self.add_worth(None)
+
     def add(
         self, gained: float, plain: float, read: float = 0.0, share_drafted: float = 0.0, verified: Verified | None = None
     ) -> None:
@@ -240,9 +246,9 @@ class PriceBook:
             self._steps[size, is_sampled] = RecentSteps(replace(nearest, verified=None), 2.0**size)
         return self._steps[size, is_sampled]
 
-    def add_step(self) -> None:
+    def add_step(self, count: int = 1) -> None:
         """What time costs may have changed since the last one."""
-        self._num_steps += 1
+        self._num_steps += count
 
     def at(self, conditions: Conditions) -> Price:
         """Of a step in such conditions."""

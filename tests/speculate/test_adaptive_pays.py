@@ -11,7 +11,7 @@ from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import Observation, PartCost, StepCosts, fitted_costs
 from eagle_rt.speculate.forest import Candidates, Floats, Ints, joined, no_candidates
-from eagle_rt.speculate.policy import FixedPolicy, StepRecord, TreePolicy, bounds_of
+from eagle_rt.speculate.policy import RESTING, FixedPolicy, StepRecord, TreePolicy, bounds_of
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape
 
@@ -146,7 +146,8 @@ class Replay:
     def _step(self) -> tuple[int, float]:
         running, parts = self._running, []
         sequences = [HostSequence(own.id, [0] * (64 + own.position), range(0), 0.0, self._bounds) for own in running]
-        plan = self._policy.begin(sequences, [own.num_missing for own in running])
+        num_missing = [own.num_missing for own in running]
+        plan = RESTING if self._policy.rests(len(running)) else self._policy.begin(sequences, num_missing)
         candidates, kept, labels = no_candidates(), np.zeros(0, dtype=np.int64), np.zeros(0)
 
         def spend(part: str, num_sequences: int, num_rows: int) -> None:
