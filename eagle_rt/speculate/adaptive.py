@@ -93,6 +93,7 @@ class AdaptivePolicy:
         choice.allow_tries(last.price.plain_ms, count)
 
     def forget(self, sequence_id: str) -> None:
+        self._known.discard(sequence_id)
         if self.book.forget(sequence_id):
             self.choice.forget()
 
