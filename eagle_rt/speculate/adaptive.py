@@ -31,9 +31,6 @@ NUM_FIRST_LESSONS, STEPS_A_LESSON, SURPRISING = 64, 16, 0.5
 NO_PLACES, NO_CHANCES = np.zeros(0, dtype=np.int64), np.zeros(0)
 # Of a sequence's correction: how far it moves with a surprise, how fast it fades, and the most it may be, in logits.
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
-# A batch that has grown by more than this share rests for a step where heads would have to read more rows than so many of each of
-# its sequences: more are to come, and what pays for few need not pay for many.
-GROWING, UNREAD_ROWS = 0.25, 32
 # What the first drafts take, for whose numbers of rows code is still generated, says nothing of later ones.
 NUM_UNSETTLED = 16
 # Where more of a step than this goes into rows that the head had missed, nothing is learned of what steps take.
@@ -48,7 +45,6 @@ class AdaptivePolicy:
         self.choice = DrafterChoice(self.prices, self.book)
         self.num_drafted_steps = 0
         self._max_batch_size = max_batch_size
-        self._known: set[str] = set()  # the sequences of the last step that was looked at
         # [D, 2, P] below a node of depth d, for greedy and for sampled sequences, at each of CHILD_PRICES: the expected sum of what
         # its children's chances are above the price. Not what the mean child is above it: those that are below it are left out.
         first = np.maximum(0.0, FIRST_CHANCES[:, None] - CHILD_PRICES).mean(axis=0)
@@ -73,14 +69,9 @@ class AdaptivePolicy:
             self._learn_rests()
         self.prices.add_step()
         self.choice.stay.add_step(len(sequences))
-        if not any(sequence.bounds for sequence in sequences) or self._is_growing(sequences, num_missing):
+        if not any(sequence.bounds for sequence in sequences):
             return RESTING
         return AdaptivePlan(self, self.choice.decide(sequences, num_missing))
-
-    def _is_growing(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> bool:
-        before, self._known = self._known, {sequence.id for sequence in sequences}
-        num_new = len(self._known - before)
-        return num_new > GROWING * (len(sequences) - num_new) and min(num_missing) > UNREAD_ROWS
 
     def _learn_rests(self) -> None:
         """Of the steps that have rested since the last one that was looked at: all at once, since in each of them even a little
@@ -93,7 +84,6 @@ class AdaptivePolicy:
         choice.allow_tries(last.price.plain_ms, count)
 
     def forget(self, sequence_id: str) -> None:
-        self._known.discard(sequence_id)
         if self.book.forget(sequence_id):
             self.choice.forget()
 

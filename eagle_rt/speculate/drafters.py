@@ -27,6 +27,9 @@ TRY_SHARE, MOST_STEPS_ALLOWED_FOR = 0.01, 1024
 # How long a trial is, if what it comes to leaves hope; how many draft in it, for whom heads have the least to read; and how deep
 # its drafts are at least, and all from which is learned.
 STEPS_OF_A_TRIAL, MOST_IN_A_TRIAL, LEVELS_OF_A_LESSON = 4, 8, 2
+# A batch that has grown by more than this share rests for a step where heads would have to read more rows than so many of each of
+# its sequences: more are to come, and what pays for few need not pay for many.
+GROWING, UNREAD_ROWS = 0.25, 32
 # Plain steps are what prices are in units of: one is made after so many with drafts, twice as many, ... and from then on after so
 # many, since what it takes can hardly be told from what they take.
 FIRST_PLAIN_STEP, MOST_BETWEEN_PLAIN_STEPS = 8, 256
@@ -93,6 +96,7 @@ class DrafterChoice:
         self._num_tried, self._tried_gain = 0, 0.0
         self._prices, self._book = prices, book
         self._last: Decision | None = None
+        self._known: set[str] = set()  # those of the batch that was asked last
         # Of batches of about each size: steps with drafts since the last plain one was due, and after how many it is.
         self._drafted: dict[tuple[int, bool], tuple[int, int]] = {}
 
@@ -127,9 +131,13 @@ class DrafterChoice:
                 self._last = trial_of(replace(self._begun(sequences), worth=self._last.worth), num_missing)
                 return self._last
             if self._last.drafters:
-                return self._last if self._book.of(sequences) is self._last.members else self._all(sequences)
+                if self._book.of(sequences) is not self._last.members:
+                    self._last = self._all(sequences)
+                return self._last
             return self._begun(sequences)
         begun = self._begun(sequences)
+        if self._is_growing(begun.members, num_missing):
+            return begun
         self._last = decision = self._with_drafters(begun, num_missing)
         self.unknown_may_draft = self.unknown_pays(begun.price, begun.conditions.context, begun.conditions.is_sampled)
         return decision
@@ -164,6 +172,11 @@ class DrafterChoice:
         last = self._last
         if not (last and last.is_trial) and self.unknown_may_draft != bool(last and last.drafters):
             self.num_unasked = self.num_rested = 0
+
+    def _is_growing(self, members: Members, num_missing: Sequence[int]) -> bool:
+        before, self._known = self._known, {sequence_id for sequence_id, _ in members.key}
+        num_new = len(self._known - before)
+        return num_new > GROWING * (len(members) - num_new) and min(num_missing) > UNREAD_ROWS
 
     def _begun(self, sequences: Sequence[HostSequence]) -> Decision:
         """Nobody drafts so far."""

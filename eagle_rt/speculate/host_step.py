@@ -212,18 +212,15 @@ class HostStepper:
         """The milliseconds that it takes."""
         start = time.perf_counter()
         observation = Observation("verify", len(sequences), len(trees.owners), verify_ms)
-        num_gained = sum(map(len, paths))
-        record = StepRecord(NO_CANDIDATES, NO_NUMBERS, lambda: NO_LABELS, num_gained, [observation], self._pauses.ms)
-        if draft is not None and kept is not None:
 
-            def labels() -> Floats:
-                is_accepted = np.zeros(len(trees.owners))
-                is_accepted[list(chain.from_iterable(paths))] = 1.0
-                return is_accepted[trees.rows_of_chosen]
+        def labels() -> Floats:
+            is_accepted = np.zeros(len(trees.owners))
+            is_accepted[list(chain.from_iterable(paths))] = 1.0
+            return is_accepted[trees.rows_of_chosen]
 
-            parts = [*draft.observations, observation]
-            record = replace(record, candidates=draft.candidates, kept=kept, is_accepted=labels, parts=parts)
-        plan.learn(record)
+        drafted = (draft.candidates, kept, labels) if draft and kept is not None else (NO_CANDIDATES, NO_NUMBERS, lambda: NO_LABELS)
+        parts = [*draft.observations, observation] if draft else [observation]
+        plan.learn(StepRecord(*drafted, sum(map(len, paths)), parts, self._pauses.ms))
         return 1000 * (time.perf_counter() - start)
 
     def _tensor(self, values: Ints | Sequence) -> Tensor:

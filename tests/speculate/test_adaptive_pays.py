@@ -231,7 +231,7 @@ def test_adaptive_trees_pay(model: str, batch_size: int, sureness: float) -> Non
     none = Replay(model, FixedPolicy(None), texts, batch_size, None).speed(num_tokens)
     fixed = max(Replay(model, FixedPolicy(None), texts, batch_size, tree).speed(num_tokens) for tree in FIXED)
     speeds = []
-    for seed in (7, 8, 9):
+    for seed in range(7, 13):
         policy = AdaptivePolicy(measured_costs(model), AcceptanceEstimator(BOUNDS.num_steps), None)
         speeds.append(Replay(model, policy, texts, batch_size, BOUNDS, seed).speed(num_tokens))
     adaptive = sum(speeds) / len(speeds)
