@@ -144,6 +144,7 @@ class Runner:
             if not stepper.drafter.rows[request.id].is_lost:
                 reading.append(prefilled_sequence(chunk, next_token, self._page_size))
         stepper.read_on(reading)
+        stepper.pauses.skip()
         self.clock.mark("prefill")
         return tokens
 

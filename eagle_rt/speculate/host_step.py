@@ -46,8 +46,8 @@ class HostOutcome:
 
 
 class Pauses:
-    """What passes between two steps: all that is done with what the last one gained, and the preparing of the next. Sometimes
-    prompts are read there too, or nothing was asked for."""
+    """What passes between two steps: all that is done with what the last one gained, and the preparing of the next. Pauses in
+    which prompts are read do not count, and few are long because nothing was asked for."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=NUM_PAUSES)
@@ -59,6 +59,10 @@ class Pauses:
     def end(self) -> None:
         if self._began:
             self._latest.append(1000 * (time.perf_counter() - self._began))
+
+    def skip(self) -> None:
+        """This one does not count."""
+        self._began = 0.0
 
     @property
     def ms(self) -> float:
@@ -96,7 +100,7 @@ class HostStepper:
         self.feature_layers = drafter.head.feature_layers
         self._backend, self._simulated_length = backend, simulated_length
         self.feature_size = max(1, len(self.feature_layers)) * target.spec.shape.hidden_size
-        self._pauses = Pauses()
+        self.pauses = Pauses()
         # Of steps without drafts and with, without lessons: those are few, but for the first steps and trials, which would make
         # drafts look dearer than they are.
         self._choosing = Choosing(), Choosing()
@@ -107,7 +111,7 @@ class HostStepper:
 
         sampling: the settings of the B sequences. `mark(name)` is called after each part, for timing.
         """
-        self._pauses.end()
+        self.pauses.end()
         begin = time.perf_counter()
         plan: DraftPlan = RESTING
         if not self.policy.rests(len(sequences)):
@@ -140,7 +144,7 @@ class HostStepper:
         learning_ms = 0.0 if plan is RESTING else self._learn(plan, sequences, draft, kept, trees, paths, verify_ms)
         if not plan.teaches:
             choosing.add(asking_ms + learning_ms)
-        self._pauses.begin()
+        self.pauses.begin()
         mark("accept")
         num_drafted = [stop - first - 1 for first, stop in zip(trees.starts, trees.starts[1:], strict=False)]
         is_broken = draft.is_broken.tolist() if draft else [False] * len(sequences)
@@ -220,7 +224,7 @@ class HostStepper:
 
         drafted = (draft.candidates, kept, labels) if draft and kept is not None else (NO_CANDIDATES, NO_NUMBERS, lambda: NO_LABELS)
         parts = [*draft.observations, observation] if draft else [observation]
-        plan.learn(StepRecord(*drafted, sum(map(len, paths)), parts, self._pauses.ms))
+        plan.learn(StepRecord(*drafted, sum(map(len, paths)), parts, self.pauses.ms))
         return 1000 * (time.perf_counter() - start)
 
     def _tensor(self, values: Ints | Sequence) -> Tensor:

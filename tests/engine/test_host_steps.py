@@ -325,7 +325,7 @@ def test_extreme_temperatures(target_dir: Path, head_dir: Path, temperature: flo
 
 
 def test_a_pause_between_steps_is_what_a_short_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts are read in others, or nothing was asked for."""
+    """In others nothing was asked for; and those in which prompts are read do not count."""
     now = [100.0]
     monkeypatch.setattr(host_step, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     pauses = host_step.Pauses()
@@ -336,6 +336,10 @@ def test_a_pause_between_steps_is_what_a_short_one_takes(monkeypatch: pytest.Mon
         now[0] += 0.004 if number < 20 else 0.002 if number % 2 else 1.0
         pauses.end()
         assert pauses.ms == pytest.approx(4.0 if number < 29 else 2.0)
+        pauses.begin()
+        now[0] += 0.5
+        pauses.skip()
+        pauses.end()
 
 
 def test_what_choosing_takes_is_a_mean_of_many_steps() -> None:

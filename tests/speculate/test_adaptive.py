@@ -12,12 +12,15 @@ from eagle_rt.speculate.compiled import CHILD_PRICES
 from eagle_rt.speculate.costs import Conditions, Observation, StepCosts
 from eagle_rt.speculate.drafters import (
     LEVELS_OF_A_LESSON,
+    MOST_IN_A_TRIAL,
     MOST_RESTING_STEPS,
     MOST_RESTING_STEPS_WHERE_NEARLY,
     NUM_UNASKED,
     NUM_UNASKED_WHERE_CLEAR,
     RESTING_STEPS_A_LESSON,
     STEPS_OF_A_TRIAL,
+    TRY_SHARE,
+    trial_of,
 )
 from eagle_rt.speculate.forest import Candidates, no_candidates
 from eagle_rt.speculate.policy import RESTING, DraftPlan, StepRecord
@@ -72,6 +75,31 @@ def test_where_nothing_pays_steps_rest() -> None:
     asked = [step(hopeless) is RESTING for _ in range(200)]
     assert asked.count(False) < 40
     assert asked[-40:].count(False) >= 40 // RESTING_STEPS_A_LESSON, "some are learned from"
+
+
+def test_steps_that_rest_are_counted_when_one_is_looked_at() -> None:
+    hopeless = policy(costs(start=50.0, level=50.0, node=20.0))
+    while hopeless.choice.num_unasked < 12:
+        step(hopeless)
+    choice, num_rested, before = hopeless.choice, 0, hopeless.choice.allowance_ms
+    while step(hopeless) is RESTING:
+        num_rested += 1
+        assert choice.allowance_ms == before
+    assert num_rested == RESTING_STEPS_A_LESSON - 1
+    assert choice.allowance_ms - before == pytest.approx(TRY_SHARE * (num_rested * choice.last.price.plain_ms + 10.0))
+
+
+def test_few_draft_in_a_trial_and_the_same_ones_in_all_of_it() -> None:
+    """Those for whom heads have the least to read."""
+    choice = policy(FREE).choice
+    sequences = [HostSequence(f"{number}", [0] * 64, range(0), 0.0, TreeShape(2, 2, 4)) for number in range(3 * MOST_IN_A_TRIAL)]
+    num_missing = np.random.default_rng(0).permutation(len(sequences)) + 20
+    drafters = trial_of(choice._begun(sequences), num_missing.tolist()).drafters
+    assert sorted(num_missing[drafters]) == list(range(20, 20 + MOST_IN_A_TRIAL))
+    num_missing[drafters] = 0
+    assert trial_of(choice._begun(sequences), (num_missing + 1).tolist()).drafters == drafters
+    few = [replace(own, bounds=None) for own in sequences[2:]]
+    assert trial_of(choice._begun(sequences[:2] + few), num_missing.tolist()).drafters == [0, 1]
 
 
 def test_a_batch_that_grows_rests_until_all_have_come() -> None:
