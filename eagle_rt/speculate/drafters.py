@@ -176,7 +176,8 @@ class DrafterChoice:
     def _is_growing(self, members: Members, num_missing: Sequence[int]) -> bool:
         before, self._known = self._known, {sequence_id for sequence_id, _ in members.key}
         num_new = len(self._known - before)
-        return num_new > GROWING * (len(members) - num_new) and min(num_missing) > UNREAD_ROWS
+        is_same_size = len(before) == len(members)
+        return not is_same_size and num_new > GROWING * (len(members) - num_new) and min(num_missing) > UNREAD_ROWS
 
     def _begun(self, sequences: Sequence[HostSequence]) -> Decision:
         """Nobody drafts so far."""
