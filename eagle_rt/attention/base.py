@@ -1,7 +1,8 @@
 """What a model asks of an attention implementation."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from numpy.typing import NDArray
 from torch import Tensor
 
 from eagle_rt.batch import Batch
@@ -25,4 +26,19 @@ class AttentionBackend(Protocol):
         The rows of this pass are already in the pool. Query heads share key heads in groups. `window` bounds how far back a
         query sees, itself included.
         """
+        ...
+
+
+@runtime_checkable
+class WholeLayers(Protocol):
+    """A backend by whose plans compiled functions can run attention themselves, as one part of a layer."""
+
+    def whole_layers(self, plan: Any) -> "SeenRows | None":
+        """What they need of a plan; None if this pass has to go through `run`."""
+        ...
+
+
+class SeenRows(Protocol):
+    def seen_rows(self, window: int | None) -> tuple[NDArray, ...]:
+        """What `kernels.cpu.row_attention` takes beside queries, cache and outputs."""
         ...

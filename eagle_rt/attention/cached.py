@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from eagle_rt.attention.base import AttentionBackend
+from eagle_rt.attention.base import AttentionBackend, SeenRows, WholeLayers
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 
@@ -22,6 +22,11 @@ class CachedAttention:
     def cache(self) -> tuple[KVPool, Tensor]:
         """The pool, and the slots [T] that this pass writes: for those that write keys and values themselves."""
         return self._pool, self._batch.slots
+
+    @property
+    def whole_layers(self) -> SeenRows | None:
+        """What compiled functions need to run attention themselves, if they can."""
+        return self._backend.whole_layers(self._plan) if isinstance(self._backend, WholeLayers) else None
 
     def __call__(self, layer: int, queries: Tensor, keys_and_values: Tensor | None, window: int | None) -> Tensor:
         """[T, heads, head_dim] from queries of that shape and [T, 2, kv heads, head_dim], None where those are cached already."""

@@ -5,17 +5,17 @@ The twin is `ReferenceAttention`, which leaves all to torch.
 
 from dataclasses import dataclass, field
 
-import numba
 import numpy as np
 import torch
-from numba.core.config import NUMBA_NUM_THREADS  # pyright: ignore[reportAttributeAccessIssue]
 from numpy.typing import NDArray
 from torch import Tensor
 
 from eagle_rt.attention.reference import SequencePlan, run_sequence, sequence_plan
 from eagle_rt.batch import NOTHING_SEEN, Batch, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.kernels.row_attention import LANES, row_attention
+from eagle_rt.kernels.cpu.row_attention import row_attention
+from eagle_rt.kernels.cpu.threads import use_torch_threads
+from eagle_rt.kernels.cpu.vectors import LANES
 
 # The integers that hold two neighbouring numbers of a row.
 PAIRS = {torch.bfloat16: torch.int32, torch.float32: torch.int64}
@@ -53,23 +53,25 @@ class RowPlan:
             self.lows[window] = np.zeros_like(self.rows) if window is None else np.maximum(self.positions - window + 1, 0)
         return self.lows[window]
 
+    def seen_rows(self, window: int | None) -> tuple[NDArray, ...]:
+        """What `row_attention` takes beside queries, cache and outputs."""
+        return self.rows, self.bounds, self.lows_of(window), self.prefixes, self.widths, self.seen, self.firsts, self.table
+
 
 class RowAttention:
     """Every row by itself, as `row_attention` takes it, but sequences of many queries, which torch takes one after the other."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        num_threads = torch.get_num_threads()
         # Compiled now rather than in the first pass.
         nothing = torch.zeros(1, dtype=torch.int64)
         batch = Batch(nothing, nothing, nothing, (0, 1), HostRows((1,), (range(1),)), None)
         pool = KVPool(1, 1, 1, 2 * LANES, dtype, "cpu")
         self.run(torch.zeros(1, 1, 2 * LANES, dtype=dtype), 0, self.plan(batch, pool), None)
-        torch.set_num_threads(num_threads)  # numba, as it starts, gives OpenMP, and thus torch, all of them
 
     def plan(self, batch: Batch, pool: KVPool) -> RowPlan:
         assert isinstance(batch.rows, HostRows)
-        numba.set_num_threads(min(torch.get_num_threads(), NUMBA_NUM_THREADS))  # of the thread that calls
+        use_torch_threads()
         starts, lengths = np.array(batch.query_starts), np.array(batch.rows.kv_lens)
         counts = np.diff(starts)
         owners, rows = np.repeat(np.arange(batch.batch_size), counts), np.arange(starts[-1])
@@ -92,22 +94,13 @@ class RowAttention:
             pool, alone, batch.positions.numpy()[rows], cache, rows, bounds, prefixes, widths, seen, firsts[owners], table
         )
 
+    def whole_layers(self, plan: RowPlan) -> RowPlan | None:
+        return None if plan.alone else plan
+
     def run(self, queries: Tensor, layer: int, plan: RowPlan, window: int | None) -> Tensor:
         queries = queries.contiguous()
         outputs, pairs = torch.empty_like(queries), PAIRS[self._dtype]
-        row_attention(
-            queries.view(pairs).numpy(),
-            plan.cache[layer],
-            outputs.view(pairs).numpy(),
-            plan.rows,
-            plan.bounds,
-            plan.lows_of(window),
-            plan.prefixes,
-            plan.widths,
-            plan.seen,
-            plan.firsts,
-            plan.table,
-        )
+        row_attention(queries.view(pairs).numpy(), plan.cache[layer], outputs.view(pairs).numpy(), *plan.seen_rows(window))
         for own in plan.alone:
             outputs[own.rows] = run_sequence(queries[own.rows], plan.pool, layer, own, window)
         return outputs

@@ -10,7 +10,7 @@ import torch
 
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.prepare import slots_of
-from eagle_rt.kernels.packed_linear import tiles_of
+from eagle_rt.kernels.products import tiles_of
 from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
 from eagle_rt.speculate.host_step import HostStepper
 from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord

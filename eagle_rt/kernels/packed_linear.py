@@ -1,6 +1,7 @@
 """Matrix products with few rows on a CPU, where reading the weight is what costs."""
 
 import itertools
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -44,7 +45,34 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-class PackedProduct:
+class OpaqueProduct(ABC):
+    """A product whose weight a compiler cannot hold, only its number.
+
+    is_whole: whether compiled functions may make it as one part of theirs.
+    """
+
+    out_size: int
+    is_whole = False
+
+    def __init__(self) -> None:
+        self._number = next(_numbers)
+        _products[self._number] = self
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [R, in] to [R, out]."""
+        if torch.compiler.is_compiling():
+            return torch.ops.eagle_rt.packed_linear(x, self._number, self.out_size)
+        return self.multiply(x)
+
+    @abstractmethod
+    def multiply(self, x: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def unpacked(self) -> Tensor:
+        """W [out, in] again, copied."""
+
+
+class PackedProduct(OpaqueProduct):
     """x W^T + b with W [out, in] laid out once as oneDNN's kernels read it, by the operators that torch's own freezing uses.
 
     Up to about sixteen rows cost little more than one does, and every row comes out nearly as it would alone. In half precision
@@ -53,16 +81,13 @@ class PackedProduct:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
         self.out_size, self.in_size = weight.shape
-        self.dtype, self.tiles = weight.dtype, tiles_of(weight)
-        self._number = next(_numbers)
-        _products[self._number] = self
+        self.dtype, self.tiles = weight.dtype, packed_tiles(weight.dtype)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         self._bias = bias
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
-            return torch.ops.eagle_rt.packed_linear(x, self._number, self.out_size)
+    def multiply(self, x: Tensor) -> Tensor:
         num_rows = len(x)
         num_more = self.tiles.filled_up(num_rows) - num_rows
         if num_more:
@@ -71,13 +96,12 @@ class PackedProduct:
         return product[:num_rows] if num_more else product
 
     def unpacked(self) -> Tensor:
-        """W [out, in] again, copied."""
         return self._packed.to_dense()
 
 
-def tiles_of(weight: Tensor) -> RowTiles:
-    """With which products with this weight are made."""
-    if weight.dtype == torch.float32 or not can_pack(weight):
+def packed_tiles(dtype: torch.dtype) -> RowTiles:
+    """With which packed products of this precision are made."""
+    if dtype == torch.float32:
         return NO_TILES
     return AMX_TILES if has_amx() else SMALL_TILES
 
@@ -85,15 +109,15 @@ def tiles_of(weight: Tensor) -> RowTiles:
 def prepare_products() -> None:
     """Make products of few rows once, with all that are packed: what oneDNN generates for a number of rows then takes 0.5 to 5 ms a
     shape at start, rather than in the first steps with as many, which would look dear."""
-    shapes = {(product.in_size, product.out_size, product.dtype): product for product in _products.values()}
+    packed = [product for product in _products.values() if isinstance(product, PackedProduct)]
+    shapes = {(product.in_size, product.out_size, product.dtype): product for product in packed}
     for product in shapes.values():
         for num_rows in sorted({product.tiles.filled_up(number) for number in range(1, PREPARED_ROWS + 1)}):
             product(torch.zeros(num_rows, product.in_size, dtype=product.dtype))
 
 
-# A compiler cannot hold packed weights, only their numbers.
 _numbers = itertools.count()
-_products: WeakValueDictionary[int, PackedProduct] = WeakValueDictionary()
+_products: WeakValueDictionary[int, OpaqueProduct] = WeakValueDictionary()
 
 
 @torch.library.custom_op("eagle_rt::packed_linear", mutates_args=())

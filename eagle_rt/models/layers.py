@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eagle_rt.attention.base import SeenRows
 from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
-from eagle_rt.kernels.packed_linear import PackedProduct, can_pack
 from eagle_rt.kernels.processor import is_intel
+from eagle_rt.kernels.products import product_with
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
@@ -18,33 +19,31 @@ from eagle_rt.models.rope import Rope
 from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
 
-# On Intel's processors float32 products of one row, of more than so many, and of smaller weights are faster from the plain weight
-# (two cores of a Xeon); on others the packed one is faster for all (1.1 to 1.9 times, two cores of an EPYC).
-MAX_PACKED_FLOAT32_ROWS, MIN_PACKED_FLOAT32_SIZE = 16, 2**19
+# On Intel's processors float32 products of one row, and of more than so many, are faster from the plain weight (two cores of a
+# Xeon); on others products with a weight that is laid out for them are faster for all.
+MAX_PACKED_FLOAT32_ROWS = 16
 
 
 class Linear:
     """y = x W^T + b for x [R, in], given W [out, in].
 
-    On a GPU the weight stays as it is. On a CPU it is packed: only so, or a second time where one row and many are faster from the
-    plain W^T.
+    On a GPU the weight stays as it is. On a CPU it is laid out for products: only so, or a second time where one row and many are
+    faster from the plain W^T.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.bias = bias
-        is_plain_faster = weight.dtype == torch.float32 and is_intel()
-        is_small = is_plain_faster and weight.numel() < MIN_PACKED_FLOAT32_SIZE
-        self._packed = PackedProduct(weight, bias) if can_pack(weight) and not is_small else None
+        self.product = product_with(weight, bias)
         self._transposed = None
-        if self._packed is None or is_plain_faster:
+        if self.product is None or (weight.dtype == torch.float32 and is_intel()):
             self._transposed = weight.t() if weight.is_cuda else weight.t().contiguous()
 
     @property
     def weight(self) -> Tensor:
-        """W [out, in]; a copy where only the packed one is held."""
+        """W [out, in]; a copy where only the one for products is held."""
         if self._transposed is None:
-            assert self._packed
-            return self._packed.unpacked()
+            assert self.product
+            return self.product.unpacked()
         return self._transposed.t()
 
     def rows(self, kept: Tensor) -> "Linear":
@@ -52,8 +51,8 @@ class Linear:
         return Linear(self.weight[kept], None if self.bias is None else self.bias[kept])
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._packed and (self._transposed is None or 1 < x.shape[0] <= MAX_PACKED_FLOAT32_ROWS):
-            return self._packed(x)
+        if self.product and (self._transposed is None or 1 < x.shape[0] <= MAX_PACKED_FLOAT32_ROWS):
+            return self.product(x)
         assert self._transposed is not None
         return x @ self._transposed if self.bias is None else torch.addmm(self.bias, x, self._transposed)
 
@@ -66,19 +65,24 @@ class PassContext:
     """What every layer of one pass shares: the positions' angles, and `attend(layer, queries, keys_and_values, window)`.
 
     cache: the pool, and the slots [T] of this pass, where one kernel turns queries and keys and writes to the cache; the layers
-    then have no keys and values to hand to `attend`.
+    then have no keys and values to hand to `attend`. whole_layers: what one function for a whole layer needs of attention, where
+    there is one.
     """
 
     cos: Tensor
     sin: Tensor
     attend: Attend
     cache: tuple[KVPool, Tensor] | None = None
+    whole_layers: SeenRows | None = None
 
 
 def pass_context(rope: Rope, positions: Tensor, attend: Attend) -> PassContext:
     cos, sin = rope.cos_sin(positions)
-    cache = attend.cache if isinstance(attend, CachedAttention) and dispatch.prefers_triton(positions) else None
-    return PassContext(cos, sin, attend, cache)
+    if not isinstance(attend, CachedAttention):
+        return PassContext(cos, sin, attend)
+    whole_layers = attend.whole_layers
+    is_written = whole_layers or dispatch.prefers_triton(positions)
+    return PassContext(cos, sin, attend, attend.cache if is_written else None, whole_layers)
 
 
 class Attention:
@@ -86,32 +90,32 @@ class Attention:
 
     def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape, input_size: int, window: int | None) -> None:
         self._heads, self._kv_heads, self._head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        self._window = window
+        self.window = window
         sizes = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads}
         names = {f"{prefix}.{part}_proj": heads * shape.head_dim for part, heads in sizes.items()}
-        self._qkv = merged_linear(checkpoint, names, input_size)
-        self._output = linear(checkpoint, f"{prefix}.o_proj", shape.hidden_size, shape.num_heads * shape.head_dim)
+        self.qkv = merged_linear(checkpoint, names, input_size)
+        self.output = linear(checkpoint, f"{prefix}.o_proj", shape.hidden_size, shape.num_heads * shape.head_dim)
         query_norm = checkpoint.take_optional(f"{prefix}.q_norm.weight", (shape.head_dim,))
-        self._query_norm = self._key_norm = None
+        self.query_norm = self.key_norm = None
         if query_norm is not None:
             key_norm = checkpoint.take(f"{prefix}.k_norm.weight", (shape.head_dim,))
-            self._query_norm = RMSNorm(query_norm, shape.rms_norm_eps)
-            self._key_norm = RMSNorm(key_norm, shape.rms_norm_eps)
+            self.query_norm = RMSNorm(query_norm, shape.rms_norm_eps)
+            self.key_norm = RMSNorm(key_norm, shape.rms_norm_eps)
 
     def __call__(self, x: Tensor, layer: int, context: PassContext) -> Tensor:
-        qkv = self._qkv(x).view(len(x), -1, self._head_dim)
+        qkv = self.qkv(x).view(len(x), -1, self._head_dim)
         queries, keys_and_values = self._turn(qkv, layer, context)
-        attended = context.attend(layer, queries, keys_and_values, self._window)
-        return self._output(attended.flatten(1))
+        attended = context.attend(layer, queries, keys_and_values, self.window)
+        return self.output(attended.flatten(1))
 
     def _turn(self, qkv: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor | None]:
         """Normed and rotated queries [T, heads, head_dim], and keys and values [T, 2, kv heads, head_dim] if not yet cached."""
-        if context.cache:
+        if context.cache and not context.whole_layers:
             return self._turn_and_write(qkv, layer, context, *context.cache), None
         num_turned = self._heads + self._kv_heads
-        if self._query_norm and self._key_norm:
-            qkv[:, : self._heads] = self._query_norm(qkv[:, : self._heads])
-            qkv[:, self._heads : num_turned] = self._key_norm(qkv[:, self._heads : num_turned])
+        if self.query_norm and self.key_norm:
+            qkv[:, : self._heads] = self.query_norm(qkv[:, : self._heads])
+            qkv[:, self._heads : num_turned] = self.key_norm(qkv[:, self._heads : num_turned])
         qkv[:, :num_turned] = rotate(qkv[:, :num_turned], context.cos, context.sin)
         return qkv[:, : self._heads], qkv[:, self._heads :].unflatten(1, (2, self._kv_heads))
 
@@ -119,8 +123,8 @@ class Attention:
         from eagle_rt.kernels.triton.rotate_and_write import rotate_and_write  # not everywhere is triton installed
 
         weights, eps = None, 0.0
-        if self._query_norm and self._key_norm:
-            weights, eps = (self._query_norm.weight, self._key_norm.weight), self._query_norm.eps
+        if self.query_norm and self.key_norm:
+            weights, eps = (self.query_norm.weight, self.key_norm.weight), self.query_norm.eps
         return rotate_and_write(qkv, self._heads, context.cos, context.sin, weights, eps, pool.storage[layer], slots)
 
 
@@ -129,25 +133,45 @@ class FeedForward:
 
     def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape) -> None:
         names = {f"{prefix}.gate_proj": shape.intermediate_size, f"{prefix}.up_proj": shape.intermediate_size}
-        self._gate_and_up = merged_linear(checkpoint, names, shape.hidden_size)
-        self._down = linear(checkpoint, f"{prefix}.down_proj", shape.hidden_size, shape.intermediate_size)
+        self.gate_and_up = merged_linear(checkpoint, names, shape.hidden_size)
+        self.down = linear(checkpoint, f"{prefix}.down_proj", shape.hidden_size, shape.intermediate_size)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._down(silu_and_mul(self._gate_and_up(x)))
+        return self.down(silu_and_mul(self.gate_and_up(x)))
 
 
 class Block:
     """Attention and feed-forward part of one decoder layer; the norm before attention is its caller's."""
 
     def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape, input_size: int, window: int | None = None) -> None:
-        self._attention = Attention(checkpoint, f"{prefix}.self_attn", shape, input_size, window)
-        self._feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", shape.hidden_size, shape.rms_norm_eps)
-        self._feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape)
+        self.attention = Attention(checkpoint, f"{prefix}.self_attn", shape, input_size, window)
+        self.feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", shape.hidden_size, shape.rms_norm_eps)
+        self.feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape)
+        self._whole = whole_layer(self)
 
     def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor]:
         """(x after the attention, what the feed-forward part adds to it): the next norm takes both."""
-        x, normed = self._feed_forward_norm.after_adding(x, self._attention(attention_input, layer, context))
-        return x, self._feed_forward(normed)
+        if self._whole and context.whole_layers and context.cache:
+            pool, slots = context.cache
+            angles = context.cos.flatten(1), context.sin.flatten(1)
+            seen_rows = context.whole_layers.seen_rows(self.attention.window)
+            return self._whole(x, attention_input, angles, pool.storage[layer], slots, seen_rows)
+        x, normed = self.feed_forward_norm.after_adding(x, self.attention(attention_input, layer, context))
+        return x, self.feed_forward(normed)
+
+
+WholeLayer = Callable[..., tuple[Tensor, Tensor]]
+
+
+def whole_layer(block: Block) -> WholeLayer | None:
+    """`Block.__call__` as one compiled function, where our kernel makes all of its products."""
+    attention, feed_forward = block.attention, block.feed_forward
+    products = [own.product for own in (attention.qkv, attention.output, feed_forward.gate_and_up, feed_forward.down)]
+    if not all(own and own.is_whole for own in products):
+        return None
+    from eagle_rt.kernels.whole_layer import WholeLayer as Whole  # not everywhere is numba installed
+
+    return Whole(products, attention.query_norm, attention.key_norm, block.feed_forward_norm)
 
 
 def linear(checkpoint: Checkpoint, name: str, out_size: int, in_size: int) -> Linear:

@@ -21,7 +21,7 @@ from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.rows import RowAttention
 from eagle_rt.batch import Batch, HostMask, HostRows
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.kernels.row_attention import row_attention
+from eagle_rt.kernels.cpu.row_attention import row_attention
 
 NUM_SLOTS, HEAD_DIM = 512, 16
 

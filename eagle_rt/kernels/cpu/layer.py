@@ -1,0 +1,81 @@
+"""A decoder layer of few rows on a CPU in one compiled function; needs numba.
+
+Between its products a layer is some twenty small operators, each of which takes torch longer to begin than to do. The twin is
+`models.layers.Block`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from eagle_rt.kernels.cpu.add_rms_norm import add_rows, norm_rows
+from eagle_rt.kernels.cpu.product import product
+from eagle_rt.kernels.cpu.rotate_and_write import rotate_rows
+from eagle_rt.kernels.cpu.row_attention import row_attention
+from eagle_rt.kernels.cpu.silu_and_mul import gate_rows
+from eagle_rt.kernels.cpu.vectors import pairs_of, words_of
+
+
+class LayerWeights(NamedTuple):
+    """Products are a weight and a bias as `product` takes them; norms are their weights, head_norms [2, head_dim] those of queries
+    and keys, or [2, 0]. All are an `array_of` but the words of products."""
+
+    qkv: NDArray
+    qkv_bias: NDArray
+    head_norms: NDArray
+    head_norm_eps: np.float32
+    output: NDArray
+    output_bias: NDArray
+    norm: NDArray
+    norm_eps: np.float32
+    gate_and_up: NDArray
+    gate_and_up_bias: NDArray
+    down: NDArray
+    down_bias: NDArray
+
+
+@njit(cache=True)
+def layer(
+    x: np.ndarray,
+    attention_input: np.ndarray,
+    weights: LayerWeights,
+    angles: tuple[np.ndarray, np.ndarray],
+    storage: np.ndarray,
+    slots: np.ndarray,
+    seen_rows: tuple,
+    outputs: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Fills the outputs, [T, H] each: x plus the attention of the attention input [T, in], and what the feed-forward part adds.
+
+    angles: cos and sin [T, head_dim]. storage: [S, 2, kv heads, head_dim], whose slots [T] are written. seen_rows: what
+    `row_attention` takes beside queries, cache and outputs.
+    """
+    total, delta = outputs
+    num_rows, num_kv_heads, head_dim = len(x), storage.shape[2], storage.shape[3]
+    qkv = np.empty((num_rows, len(weights.qkv_bias)), dtype=x.dtype)
+    product(words_of(attention_input), weights.qkv, weights.qkv_bias, qkv)
+    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+    queries = np.empty((num_rows, num_heads, head_dim), dtype=x.dtype)
+    rotate_rows(
+        qkv.reshape((num_rows, num_heads + 2 * num_kv_heads, head_dim)),
+        angles[0],
+        angles[1],
+        weights.head_norms,
+        weights.head_norm_eps,
+        storage,
+        slots,
+        queries,
+    )
+    attended = np.empty_like(queries)
+    row_attention(pairs_of(queries), pairs_of(storage), pairs_of(attended), *seen_rows)
+    added, normed = np.empty_like(x), np.empty_like(x)
+    product(words_of(attended.reshape((num_rows, num_heads * head_dim))), weights.output, weights.output_bias, added)
+    add_rows(x, added, total)
+    norm_rows(total, weights.norm, weights.norm_eps, normed)
+    gate_and_up = np.empty((num_rows, len(weights.gate_and_up_bias)), dtype=x.dtype)
+    product(words_of(normed), weights.gate_and_up, weights.gate_and_up_bias, gate_and_up)
+    gated = np.empty((num_rows, gate_and_up.shape[1] // 2), dtype=x.dtype)
+    gate_rows(gate_and_up, gated)
+    product(words_of(gated), weights.down, weights.down_bias, delta)

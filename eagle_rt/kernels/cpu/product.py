@@ -1,0 +1,185 @@
+"""Products of rows with a weight on a CPU, compiled by numba; needs numba.
+
+Of few rows, as in a decode step, the reading of the weight is what costs: so it lies as it is read, and is read once. A row comes
+out the same, bit by bit, whichever and how many others are multiplied beside it, so that a tree that is verified says just what
+plain decoding would have said.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import njit, prange
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+# Outputs that lie side by side: two vectors of float32 in AVX-512.
+LANES, NUM_VECTORS = 16, 2
+PANEL = LANES * NUM_VECTORS
+# Rows whose sums are in registers at a time; and how many tiles of them are turned by all threads.
+MOST_ROWS, MANY_TILES = 12, 4
+F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+SUMS, WORDS, HALVES = (ir.VectorType(element, LANES) for element in (F32, I32, I16))
+HAS_BFLOAT16_DOT = bool(get_host_cpu_features().get("avx512bf16"))
+
+
+class BFloat16(ir.Type):
+    """For which llvmlite has no word."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat16)
+
+    def __hash__(self) -> int:
+        return hash(BFloat16)
+
+
+def call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def spread(builder: Any, number: Any, vector_type: Any) -> Any:
+    """The vector of one number, everywhere."""
+    first = builder.insert_element(ir.Constant(vector_type, ir.Undefined), number, I32(0))
+    return builder.shuffle_vector(first, first, ir.Constant(WORDS, [0] * LANES))
+
+
+def widened(builder: Any, words: Any) -> tuple[Any, Any]:
+    """The two bfloat16 of each word as floats: one is the upper half of a float32."""
+    first = builder.shl(words, ir.Constant(WORDS, [16] * LANES))
+    second = builder.and_(words, ir.Constant(WORDS, [0xFFFF0000] * LANES))
+    return builder.bitcast(first, SUMS), builder.bitcast(second, SUMS)
+
+
+def add_products(builder: Any, sums: Any, weights: Any, x: Any) -> Any:
+    """sums + weights * x, of words that are pairs of bfloat16 both products."""
+    fused = f"llvm.fma.v{LANES}f32"
+    if weights.type.element == F32:
+        return call(builder, fused, SUMS, weights, x, sums)
+    if HAS_BFLOAT16_DOT:
+        pairs = ir.VectorType(BFloat16(), 2 * LANES)
+        words = [builder.bitcast(value, pairs) for value in (weights, x)]
+        return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUMS, sums, *words)
+    for own, other in zip(widened(builder, weights), widened(builder, x), strict=True):
+        sums = call(builder, fused, SUMS, own, other, sums)
+    return sums
+
+
+def rounded(builder: Any, sums: Any) -> Any:
+    """Floats as bfloat16, to the nearest, to an even one of two."""
+    bits = builder.bitcast(sums, WORDS)
+    shift, one, most = (ir.Constant(WORDS, [number] * LANES) for number in (16, 1, 0x7FFF))
+    is_odd = builder.and_(builder.lshr(bits, shift), one)
+    return builder.trunc(builder.lshr(builder.add(builder.add(bits, most), is_odd), shift), HALVES)
+
+
+def vectors_at(builder: Any, data: Any, index: Any, vector: Any) -> list[Any]:
+    """Where the vectors of a panel begin that begins at an index."""
+    places = [builder.gep(data, [builder.add(index, I64(v * LANES))]) for v in range(NUM_VECTORS)]
+    return [builder.bitcast(place, vector.as_pointer()) for place in places]
+
+
+def build_tile(builder: Any, num_rows: int, size: Any, x: Any, weight: Any, starts: list[Any]) -> list[Any]:
+    """The sums [num_rows * NUM_VECTORS] of a tile: `starts` [NUM_VECTORS] and, for each k of `size`, x [size, num_rows] times
+    weight [size, PANEL]. Leaves the builder where they are known."""
+    before = builder.block
+    loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    k = builder.phi(I64)
+    k.add_incoming(I64(0), before)
+    sums = [builder.phi(SUMS) for _ in range(num_rows * NUM_VECTORS)]
+    for number, total in enumerate(sums):
+        total.add_incoming(starts[number % NUM_VECTORS], before)
+    vector = ir.VectorType(x.type.pointee, LANES)
+    columns = [builder.load(place, align=4) for place in vectors_at(builder, weight, builder.mul(k, I64(PANEL)), vector)]
+    results = []
+    for row in range(num_rows):
+        place = builder.gep(x, [builder.add(builder.mul(k, I64(num_rows)), I64(row))])
+        number = spread(builder, builder.load(place, align=4), vector)
+        own = sums[row * NUM_VECTORS : (row + 1) * NUM_VECTORS]
+        results += [add_products(builder, total, column, number) for total, column in zip(own, columns, strict=True)]
+    following = builder.add(k, I64(1))
+    k.add_incoming(following, loop)
+    for total, result in zip(sums, results, strict=True):
+        total.add_incoming(result, loop)
+    builder.cbranch(builder.icmp_signed("<", following, size), loop, done)
+    builder.position_at_end(done)
+    return results
+
+
+@intrinsic
+def multiply_tile(_: Any, x: Any, first: Any, num_rows: Any, weight: Any, panel: Any, bias: Any, outputs: Any) -> Any:
+    """Fills a panel of outputs [T, N] for num_rows of the rows, `first` and those after it, 1 to MOST_ROWS.
+
+    x: [T * K] float32, or int32 of two bfloat16; those rows as [K, num_rows]. weight: [N / PANEL, K, PANEL]; bias: [N].
+    """
+
+    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        x_array, weight_array, bias_array, outputs_array = (
+            context.make_array(signature.args[i])(context, builder, values[i]) for i in (0, 3, 5, 6)
+        )
+        first, num_rows, panel = values[1], values[2], values[4]
+        size = cgutils.unpack_tuple(builder, weight_array.shape, 3)[1]
+        width = cgutils.unpack_tuple(builder, outputs_array.shape, 2)[1]
+        column = builder.mul(panel, I64(PANEL))
+        x_data = builder.gep(x_array.data, [builder.mul(first, size)])
+        weight_data = builder.gep(weight_array.data, [builder.mul(column, size)])
+        starts = [builder.load(place, align=4) for place in vectors_at(builder, bias_array.data, column, SUMS)]
+        after = builder.append_basic_block("after")
+        cases = builder.switch(num_rows, after)
+        for count in range(1, MOST_ROWS + 1):
+            case = builder.append_basic_block(f"rows.{count}")
+            cases.add_case(I64(count), case)
+            builder.position_at_end(case)
+            sums = build_tile(builder, count, size, x_data, weight_data, starts)
+            for row in range(count):
+                place = builder.add(builder.mul(builder.add(first, I64(row)), width), column)
+                own = sums[row * NUM_VECTORS : (row + 1) * NUM_VECTORS]
+                if outputs.dtype != types.float32:
+                    own = [rounded(builder, total) for total in own]
+                for total, target in zip(own, vectors_at(builder, outputs_array.data, place, own[0].type), strict=True):
+                    builder.store(total, target, align=2)
+            builder.branch(after)
+        builder.position_at_end(after)
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp, types.intp, weight, types.intp, bias, outputs), build
+
+
+@njit(cache=True)
+def turn_tile(x: np.ndarray, first: int, last: int, columns: np.ndarray) -> None:
+    """Fills what is theirs of columns [T * K] with the rows from first to last of x [T, K], as [K, last - first]."""
+    size, num_rows = x.shape[1], last - first
+    for row in range(num_rows):
+        place = first * size + row
+        for k in range(size):
+            columns[place] = x[first + row, k]
+            place += num_rows
+
+
+@njit(cache=True, parallel=True)
+def product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, outputs: np.ndarray) -> None:
+    """Fills outputs [T, N] with x [T, K] times weight [N / PANEL, K, PANEL] plus bias [N].
+
+    x, weight: float32, or int32 of two bfloat16; bias: float32; outputs: float32, or uint16 that are bfloat16.
+    """
+    num_rows = len(x)
+    num_tiles = (num_rows + MOST_ROWS - 1) // MOST_ROWS
+    columns = x.reshape(-1)
+    if num_rows > 1:
+        columns = np.empty(x.size, dtype=x.dtype)
+        if num_tiles < MANY_TILES:
+            for tile in range(num_tiles):
+                turn_tile(x, num_rows * tile // num_tiles, num_rows * (tile + 1) // num_tiles, columns)
+        else:
+            for tile in prange(num_tiles):
+                turn_tile(x, num_rows * tile // num_tiles, num_rows * (tile + 1) // num_tiles, columns)
+    for panel in prange(len(weight)):
+        for tile in range(num_tiles):
+            first, last = num_rows * tile // num_tiles, num_rows * (tile + 1) // num_tiles
+            multiply_tile(columns, first, last - first, weight, panel, bias, outputs)

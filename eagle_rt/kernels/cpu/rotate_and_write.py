@@ -1,0 +1,78 @@
+"""Norm and rotation of queries and keys, and the writing of keys and values, on a CPU in one compiled function; needs numba.
+
+The twins are `RMSNorm`, `kernels.rotary.rotate` and `KVPool.write`.
+"""
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from eagle_rt.kernels.cpu.add_rms_norm import scale_of
+from eagle_rt.kernels.cpu.vectors import FLAGS, array_of, number_of, stored_as
+
+
+def rotate_and_write(
+    qkv: Tensor,
+    num_heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    norm_weights: tuple[Tensor, Tensor] | None,
+    eps: float,
+    storage: Tensor,
+    slots: Tensor,
+) -> Tensor:
+    """Queries [T, heads, head_dim] of qkv [T, heads + 2 kv heads, head_dim]; keys and values go to slots [T] of storage [S, 2, kv
+    heads, head_dim].
+
+    cos, sin: [T, 1, head_dim], see `rotate`. norm_weights: of queries and of keys, [head_dim] each.
+    """
+    queries = qkv.new_empty(qkv.shape[0], num_heads, qkv.shape[2])
+    weights = norm_weights or (qkv.new_empty(0),) * 2
+    rotate_rows(
+        array_of(qkv),
+        array_of(cos.flatten(1)),
+        array_of(sin.flatten(1)),
+        array_of(torch.stack(weights)),
+        np.float32(eps),
+        array_of(storage),
+        slots.numpy(),
+        array_of(queries),
+    )
+    return queries
+
+
+@njit(cache=True, fastmath=set(FLAGS))
+def rotate_rows(
+    qkv: np.ndarray,
+    cos: np.ndarray,
+    sin: np.ndarray,
+    weights: np.ndarray,
+    eps: np.float32,
+    storage: np.ndarray,
+    slots: np.ndarray,
+    queries: np.ndarray,
+) -> None:
+    """Fills queries [T, heads, head_dim] and the slots [T] of the storage; weights: [2, head_dim], or [2, 0] for no norm."""
+    num_rows, num_heads, head_dim = queries.shape
+    num_kv_heads, half = storage.shape[2], head_dim // 2
+    for t in range(num_rows):
+        for head in range(num_heads + num_kv_heads):
+            row, is_key = qkv[t, head], head >= num_heads
+            if weights.shape[1]:
+                scale, weight = scale_of(row, eps), weights[1 if is_key else 0]
+                for i in range(head_dim):
+                    row[i] = stored_as(number_of(row[i]) * scale * number_of(weight[i]), row)
+            target = storage[slots[t], 0, head - num_heads] if is_key else queries[t, head]
+            turn(row, cos[t], sin[t], half, target)
+        for head in range(num_kv_heads):
+            storage[slots[t], 1, head] = qkv[t, num_heads + num_kv_heads + head]
+
+
+@njit(cache=True, fastmath=set(FLAGS))
+def turn(row: np.ndarray, cos: np.ndarray, sin: np.ndarray, half: int, target: np.ndarray) -> None:
+    """Fills target [2 * half] with the pairs (i, i + half) of a row, turned."""
+    for i in range(half):
+        first, second = number_of(row[i]), number_of(row[half + i])
+        target[i] = stored_as(first * number_of(cos[i]) + second * number_of(sin[i]), target)
+        target[half + i] = stored_as(second * number_of(cos[half + i]) + first * number_of(sin[half + i]), target)

@@ -1,0 +1,68 @@
+"""A decoder layer of few rows on a CPU as one compiled function; needs numba."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from eagle_rt.kernels.cpu.layer import LayerWeights, layer
+from eagle_rt.kernels.cpu.vectors import array_of
+from eagle_rt.kernels.rms_norm import RMSNorm
+from eagle_rt.kernels.row_product import RowProduct
+
+
+class WholeLayer:
+    """What `models.layers.Block` does, given what it is made of: products of queries, keys and values, of the output, of gate and
+    up, and of down, all of which are whole; norms of queries and keys, if there are any, and the one before the gate."""
+
+    def __init__(
+        self, products: Sequence[RowProduct], query_norm: RMSNorm | None, key_norm: RMSNorm | None, feed_forward_norm: RMSNorm
+    ) -> None:
+        qkv, output, gate_and_up, down = products
+        norm = feed_forward_norm
+        head_norms, head_norm_eps = norm.weight.new_empty(2, 0), 0.0
+        if query_norm and key_norm:
+            head_norms, head_norm_eps = torch.stack((query_norm.weight, key_norm.weight)), query_norm.eps
+        self._weights = LayerWeights(
+            qkv.weight,
+            qkv.bias,
+            array_of(head_norms),
+            np.float32(head_norm_eps),
+            output.weight,
+            output.bias,
+            array_of(norm.weight),
+            np.float32(norm.eps),
+            gate_and_up.weight,
+            gate_and_up.bias,
+            down.weight,
+            down.bias,
+        )
+
+    def __call__(
+        self,
+        x: Tensor,
+        attention_input: Tensor,
+        angles: tuple[Tensor, Tensor],
+        storage: Tensor,
+        slots: Tensor,
+        seen_rows: tuple[NDArray, ...],
+    ) -> tuple[Tensor, Tensor]:
+        """(x [T, H] after the attention of attention_input [T, in], what the feed-forward part adds to it).
+
+        angles: cos and sin [T, head_dim]. storage: one layer's [S, 2, kv heads, head_dim], of which slots [T] are written.
+        seen_rows: see `cpu.row_attention`.
+        """
+        total, delta = torch.empty_like(x), torch.empty_like(x)
+        layer(
+            array_of(x.contiguous()),
+            array_of(attention_input.contiguous()),
+            self._weights,
+            (array_of(angles[0]), array_of(angles[1])),
+            array_of(storage),
+            slots.numpy(),
+            seen_rows,
+            (array_of(total), array_of(delta)),
+        )
+        return total, delta
