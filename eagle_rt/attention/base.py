@@ -1,6 +1,7 @@
 """What a model asks of an attention implementation."""
 
-from typing import Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 from torch import Tensor
@@ -29,16 +30,15 @@ class AttentionBackend(Protocol):
         ...
 
 
-@runtime_checkable
-class WholeLayers(Protocol):
-    """A backend by whose plans compiled functions can run attention themselves, as one part of a layer."""
-
-    def whole_layers(self, plan: Any) -> "SeenRows | None":
-        """What they need of a plan; None if this pass has to go through `run`."""
-        ...
-
-
 class SeenRows(Protocol):
     def seen_rows(self, window: int | None) -> tuple[NDArray, ...]:
         """What `kernels.cpu.row_attention` takes beside queries, cache and outputs."""
         ...
+
+
+class WholeLayers(ABC):
+    """A backend by whose plans compiled functions can run attention themselves, as one part of a layer."""
+
+    @abstractmethod
+    def whole_layers(self, plan: Any) -> SeenRows | None:
+        """What they need of a plan; None if this pass has to go through `run`."""

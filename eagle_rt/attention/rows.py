@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from eagle_rt.attention.base import WholeLayers
 from eagle_rt.attention.reference import SequencePlan, run_sequence, sequence_plan
 from eagle_rt.batch import NOTHING_SEEN, Batch, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
@@ -58,7 +59,7 @@ class RowPlan:
         return self.rows, self.bounds, self.lows_of(window), self.prefixes, self.widths, self.seen, self.firsts, self.table
 
 
-class RowAttention:
+class RowAttention(WholeLayers):
     """Every row by itself, as `row_attention` takes it, but sequences of many queries, which torch takes one after the other."""
 
     def __init__(self, dtype: torch.dtype) -> None:

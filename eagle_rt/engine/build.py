@@ -7,10 +7,11 @@ from eagle_rt.engine.assemble import make_core
 from eagle_rt.engine.calibrate import measured_costs
 from eagle_rt.engine.capture import capture_steps, captures_steps
 from eagle_rt.engine.compile import compile_passes
-from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.fit import fitted
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models
 from eagle_rt.engine.profile import find_profile, with_profile
+from eagle_rt.engine.request import SamplingParams
 from eagle_rt.kernels.packed_linear import prepare_products
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
@@ -35,6 +36,8 @@ def prepared_core(
     """An engine over loaded models, its passes compiled, its steps captured and its trees sized as `config`, with its device
     resolved, says. costs: what steps cost, if that has been measured; weights: where the acceptance estimator begins."""
     core, notes = make_core(models, config)
+    if config.device == "cpu":
+        warm_up(core)
     if config.enable_torch_compile:
         notes += compile_passes(core, models, config)
     if config.sizes_trees:
@@ -42,6 +45,12 @@ def prepared_core(
     if captures_steps(config):
         notes += capture_steps(core, config)
     return core, notes
+
+
+def warm_up(core: EngineCore) -> None:
+    """Make a few steps, with which everything is compiled or read from where that was kept, rather than with the first request."""
+    run_to_end(core, [[0]], [SamplingParams(temperature=0, max_new_tokens=3, ignore_eos=True)])
+    core.forget_metrics()
 
 
 def size_trees(core: EngineCore, config: EngineConfig, costs: StepCosts | None, weights: list[float] | None) -> list[str]:

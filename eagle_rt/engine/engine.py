@@ -6,11 +6,13 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.build import build_core
+from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import model_info
 from eagle_rt.engine.loop import run_loop
 from eagle_rt.engine.messages import Abort, Command, Failed, Rejected, Report, Shutdown, Submit
@@ -38,15 +40,16 @@ class Engine:
         self.config = config or EngineConfig(**options)
         self.info = model_info(self.config)
         self.tokenizer = self.info.tokenizer
-        self._core, self.notes = build_core(self.config, self.info)
-        for note in self.notes:
-            logger.info(note)
         self._commands: queue.Queue[Command] = queue.Queue()
         self._listeners: dict[str, Callable[[TokenEvent | Exception], object]] = {}
         self._failure: Exception | None = None
         self._ids = itertools.count()
-        self._thread = threading.Thread(target=self._serve, name="eagle_rt engine", daemon=True)
+        started: Future[tuple[EngineCore, list[str]]] = Future()
+        self._thread = threading.Thread(target=self._serve, args=(started,), name="eagle_rt engine", daemon=True)
         self._thread.start()
+        self._core, self.notes = started.result()
+        for note in self.notes:
+            logger.info(note)
 
     def __enter__(self) -> "Engine":
         return self
@@ -151,9 +154,17 @@ class Engine:
         if self._listeners.pop(request_id, None):
             self._commands.put(Abort(request_id))
 
-    def _serve(self) -> None:
+    def _serve(self, started: "Future[tuple[EngineCore, list[str]]]") -> None:
+        """Builds the engine on the thread that runs it: OpenMP keeps a team for each thread that has ever called it, and with more
+        threads in them than there are processors every parallel loop first has to wake its own, which tripled steps."""
         try:
-            run_loop(self._core, self._receive, self._report)
+            core, notes = build_core(self.config, self.info)
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        started.set_result((core, notes))
+        try:
+            run_loop(core, self._receive, self._report)
             ending: Exception = RuntimeError("the engine was shut down")
         except Exception as error:
             ending = self._failure = error

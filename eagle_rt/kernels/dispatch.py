@@ -1,4 +1,4 @@
-"""Where an operation has a Triton kernel and a torch twin: which of them runs."""
+"""Where an operation has a kernel of ours and a torch twin: which of them runs."""
 
 import importlib.util
 
@@ -6,8 +6,22 @@ import torch
 from torch import Tensor
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
 
 def prefers_triton(x: Tensor) -> bool:
     """On a GPU, except while torch.compile looks on: it fuses the twin with what stands around it."""
     return HAS_TRITON and x.is_cuda and not torch.compiler.is_compiling()
+
+
+def prefers_compiled(x: Tensor) -> bool:
+    """For rows [R, n] on a CPU, unless somebody looks on: a row comes out the same, bit by bit, whatever else is in x."""
+    return (
+        HAS_NUMBA
+        and type(x) is Tensor
+        and x.device.type == "cpu"
+        and x.dim() == 2
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and x.is_contiguous()
+        and not torch.compiler.is_compiling()
+    )

@@ -46,13 +46,9 @@ def can_pack(weight: Tensor) -> bool:
 
 
 class OpaqueProduct(ABC):
-    """A product whose weight a compiler cannot hold, only its number.
-
-    is_whole: whether compiled functions may make it as one part of theirs.
-    """
+    """A product whose weight a compiler cannot hold, only its number."""
 
     out_size: int
-    is_whole = False
 
     def __init__(self) -> None:
         self._number = next(_numbers)

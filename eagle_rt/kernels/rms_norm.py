@@ -22,19 +22,23 @@ class RMSNorm:
         self._floor = torch.tensor(math.sqrt(size * eps), device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.dim() == 2 and dispatch.prefers_triton(x):
+        if x.dim() == 2 and (dispatch.prefers_triton(x) or dispatch.prefers_compiled(x)):
             return self._in_one_kernel(x, None)[1]
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         return (x / torch.hypot(length, self._floor) * self._scaled_weight).to(x.dtype)
 
     def after_adding(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """(x + delta, the norm of that) for [R, H]; delta None adds nothing."""
-        if dispatch.prefers_triton(x):
+        if dispatch.prefers_triton(x) or dispatch.prefers_compiled(x):
             return self._in_one_kernel(x, delta)
         x = x if delta is None else x + delta
         return x, self(x)
 
     def _in_one_kernel(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm  # not everywhere is triton installed
+        # Not everywhere is triton or numba installed.
+        if x.is_cuda:
+            from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
+        else:
+            from eagle_rt.kernels.cpu.add_rms_norm import add_rms_norm
 
         return add_rms_norm(x, delta, self.weight, self.eps)

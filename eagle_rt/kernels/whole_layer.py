@@ -61,7 +61,7 @@ class WholeLayer:
             self._weights,
             (array_of(angles[0]), array_of(angles[1])),
             array_of(storage),
-            slots.numpy(),
+            slots.contiguous().numpy(),
             seen_rows,
             (array_of(total), array_of(delta)),
         )

@@ -11,7 +11,7 @@ from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels.processor import is_intel
-from eagle_rt.kernels.products import product_with
+from eagle_rt.kernels.products import product_with, whole_layer
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
@@ -147,7 +147,11 @@ class Block:
         self.attention = Attention(checkpoint, f"{prefix}.self_attn", shape, input_size, window)
         self.feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", shape.hidden_size, shape.rms_norm_eps)
         self.feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape)
-        self._whole = whole_layer(self)
+        attention, feed_forward = self.attention, self.feed_forward
+        linears = (attention.qkv, attention.output, feed_forward.gate_and_up, feed_forward.down)
+        self._whole = whole_layer(
+            [own.product for own in linears], attention.query_norm, attention.key_norm, self.feed_forward_norm
+        )
 
     def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor]:
         """(x after the attention, what the feed-forward part adds to it): the next norm takes both."""
@@ -158,20 +162,6 @@ class Block:
             return self._whole(x, attention_input, angles, pool.storage[layer], slots, seen_rows)
         x, normed = self.feed_forward_norm.after_adding(x, self.attention(attention_input, layer, context))
         return x, self.feed_forward(normed)
-
-
-WholeLayer = Callable[..., tuple[Tensor, Tensor]]
-
-
-def whole_layer(block: Block) -> WholeLayer | None:
-    """`Block.__call__` as one compiled function, where our kernel makes all of its products."""
-    attention, feed_forward = block.attention, block.feed_forward
-    products = [own.product for own in (attention.qkv, attention.output, feed_forward.gate_and_up, feed_forward.down)]
-    if not all(own and own.is_whole for own in products):
-        return None
-    from eagle_rt.kernels.whole_layer import WholeLayer as Whole  # not everywhere is numba installed
-
-    return Whole(products, attention.query_norm, attention.key_norm, block.feed_forward_norm)
 
 
 def linear(checkpoint: Checkpoint, name: str, out_size: int, in_size: int) -> Linear:

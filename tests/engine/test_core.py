@@ -77,7 +77,8 @@ def test_text_ends_at_the_context(target_dir: Path, head_dir: Path) -> None:
 
 def test_a_head_without_numbers_costs_only_its_drafts(target_dir: Path, head_dir: Path, greedy_text: list[list[int]]) -> None:
     core = make_core(target_dir, head_dir, (3, 2, 6))
-    core.runner.stepper.drafter.head._final_norm._scaled_weight[3] = torch.nan
+    norm = core.runner.stepper.drafter.head._final_norm
+    norm.weight[3] = norm._scaled_weight[3] = torch.nan
     assert run(core, PROMPTS, GREEDY) == greedy_text
     assert core.metrics.num_broken_drafts == core.metrics.num_drafts > 0
     assert core.metrics.num_accepted_tokens == 0

@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.prepare import decode_sequences
 from eagle_rt.engine.request import SamplingParams
-from eagle_rt.kernels import contenders
+from eagle_rt.kernels import contenders, dispatch
+from eagle_rt.models import layers
 from eagle_rt.speculate.step import StepOutcome
 
 SETTINGS = [
@@ -35,6 +36,13 @@ def fake_step(core: EngineCore, on_mark: Callable[[str], None] = lambda name: No
     sequences = decode_sequences(tuple(core.scheduler.running), shape.num_scratch_rows, runner._page_size, "cpu")
     with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode(), as_on_a_gpu:
         return runner.stepper.step(sequences, on_mark)
+
+
+@pytest.fixture(autouse=True)
+def products_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU's own read their operands on the host."""
+    monkeypatch.setattr(layers, "product_with", lambda weight, bias: None)
+    monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
 
 
 @pytest.mark.parametrize("tree", [None, (1, 1, 2), (3, 1, 4), (4, 3, 12), (5, 8, 32)], ids=str)

@@ -2,10 +2,13 @@
 
 import numpy as np
 import torch
-from numba import njit
+from numba import njit, prange
 from torch import Tensor
 
 from eagle_rt.kernels.cpu.vectors import FLAGS, ONE, ZERO, array_of, number_of, stored_as
+
+# So many rows are normalised by all threads.
+MANY_ROWS = 32
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -13,7 +16,8 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
     total, normed = x if delta is None else torch.empty_like(x), torch.empty_like(x)
     if delta is not None:
         add_rows(array_of(x), array_of(delta), array_of(total))
-    norm_rows(array_of(total), array_of(weight), np.float32(eps), array_of(normed))
+    norm = norm_rows if len(x) < MANY_ROWS else norm_many_rows
+    norm(array_of(total), array_of(weight), np.float32(eps), array_of(normed))
     return total, normed
 
 
@@ -24,15 +28,26 @@ def add_rows(x: np.ndarray, delta: np.ndarray, total: np.ndarray) -> None:
             total[r, i] = stored_as(number_of(x[r, i]) + number_of(delta[r, i]), total)
 
 
-@njit(cache=True, fastmath=set(FLAGS))
+@njit(cache=True)
 def norm_rows(x: np.ndarray, weight: np.ndarray, eps: np.float32, normed: np.ndarray) -> None:
     for r in range(x.shape[0]):
-        scale = scale_of(x[r], eps)
-        for i in range(x.shape[1]):
-            normed[r, i] = stored_as(number_of(x[r, i]) * scale * number_of(weight[i]), normed)
+        norm_row(x[r], weight, eps, normed[r])
+
+
+@njit(cache=True, parallel=True)
+def norm_many_rows(x: np.ndarray, weight: np.ndarray, eps: np.float32, normed: np.ndarray) -> None:
+    for r in prange(x.shape[0]):
+        norm_row(x[r], weight, eps, normed[r])
 
 
 @njit(cache=True, fastmath=set(FLAGS))
+def norm_row(row: np.ndarray, weight: np.ndarray, eps: np.float32, normed: np.ndarray) -> None:
+    scale = scale_of(row, eps)
+    for i in range(len(row)):
+        normed[i] = stored_as(number_of(row[i]) * scale * number_of(weight[i]), normed)
+
+
+@njit(cache=True, fastmath=set(FLAGS), error_model="numpy")
 def scale_of(row: np.ndarray, eps: np.float32) -> np.float32:
     """1 / sqrt(mean(row^2) + eps)."""
     squares = ZERO

@@ -12,7 +12,8 @@ from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import njit, prange
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+
+from eagle_rt.kernels.cpu.vectors import operation
 
 # Outputs that lie side by side: two vectors of float32 in AVX-512.
 LANES, NUM_VECTORS = 16, 2
@@ -112,7 +113,7 @@ def build_tile(builder: Any, num_rows: int, size: Any, x: Any, weight: Any, star
     return results
 
 
-@intrinsic
+@operation
 def multiply_tile(_: Any, x: Any, first: Any, num_rows: Any, weight: Any, panel: Any, bias: Any, outputs: Any) -> Any:
     """Fills a panel of outputs [T, N] for num_rows of the rows, `first` and those after it, 1 to MOST_ROWS.
 

@@ -36,7 +36,7 @@ def rotate_and_write(
         array_of(torch.stack(weights)),
         np.float32(eps),
         array_of(storage),
-        slots.numpy(),
+        slots.contiguous().numpy(),
         array_of(queries),
     )
     return queries

@@ -1,0 +1,118 @@
+"""Compiled functions for CPUs against their twins in torch."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import njit
+
+from eagle_rt.kernels.cpu import product as product_module
+from eagle_rt.kernels.cpu.add_rms_norm import add_rms_norm
+from eagle_rt.kernels.cpu.product import MOST_ROWS, PANEL, product
+from eagle_rt.kernels.cpu.rotate_and_write import rotate_and_write
+from eagle_rt.kernels.cpu.silu_and_mul import silu_and_mul
+from eagle_rt.kernels.cpu.vectors import array_of, words_of
+from eagle_rt.kernels.rms_norm import RMSNorm
+from eagle_rt.kernels.rotary import rotate
+from eagle_rt.kernels.row_product import RowProduct
+from eagle_rt.kernels.silu_and_mul import silu_and_mul as silu_and_mul_in_torch
+
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.01, "atol": 0.03}}
+
+
+def random_product(dtype: torch.dtype, sizes: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    num_rows, out_size, in_size = sizes
+    x, weight, bias = torch.randn(num_rows, in_size), torch.randn(out_size, in_size) / in_size**0.5, torch.randn(out_size)
+    return x.to(dtype), weight.to(dtype), bias.to(dtype)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    sizes=st.tuples(st.integers(1, 5 * MOST_ROWS), st.integers(1, 3 * PANEL), st.integers(1, 70)),
+    has_bias=st.booleans(),
+)
+def test_products_of_any_shape(dtype: torch.dtype, sizes: tuple[int, int, int], has_bias: bool) -> None:
+    x, weight, bias = random_product(dtype, sizes)
+    expected = x.double() @ weight.double().T + (bias.double() if has_bias else 0)
+    own = RowProduct(weight, bias if has_bias else None)
+    torch.testing.assert_close(own(x).double(), expected, **TOLERANCES[dtype])
+    assert own(x).dtype == dtype
+    assert torch.equal(own.unpacked(), weight)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_comes_out_the_same_whatever_else_is_multiplied(dtype: torch.dtype) -> None:
+    x, weight, bias = random_product(dtype, (4 * MOST_ROWS + 5, 2 * PANEL, 300))
+    own = RowProduct(weight, bias)
+    alone = torch.cat([own(x[row : row + 1]) for row in range(len(x))])
+    for num_rows in range(1, len(x) + 1):
+        assert torch.equal(own(x[:num_rows]), alone[:num_rows])
+        assert torch.equal(own(x[-num_rows:]), alone[-num_rows:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_hold_no_numbers_spoil_no_other(dtype: torch.dtype) -> None:
+    x, weight, _ = random_product(dtype, (5, PANEL, 64))
+    own = RowProduct(weight, None)
+    expected = own(x)
+    x[1, 3], x[3, 7] = torch.nan, torch.inf
+    found = own(x)
+    assert torch.equal(found[::2], expected[::2])
+    assert found[1].isnan().all()
+    assert not found[3].isfinite().any()
+
+
+def test_products_without_instructions_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are widened where the processor does not multiply them."""
+    monkeypatch.setattr(product_module, "HAS_BFLOAT16_DOT", False)
+    x, weight, bias = random_product(torch.bfloat16, (7, PANEL, 66))
+    own, outputs = RowProduct(weight, bias), torch.empty(7, PANEL, dtype=torch.bfloat16)
+    njit(product.py_func)(words_of(array_of(x)), own.weight, own.bias, array_of(outputs))
+    torch.testing.assert_close(outputs, own(x), rtol=0.01, atol=0.01)
+    torch.testing.assert_close(outputs.double(), x.double() @ weight.double().T + bias, **TOLERANCES[torch.bfloat16])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_rows", "size"), [(1, 8), (3, 33), (9, 256)])
+def test_adding_and_norm(dtype: torch.dtype, num_rows: int, size: int) -> None:
+    x, delta, weight = torch.randn(num_rows, size).to(dtype), torch.randn(num_rows, size).to(dtype), torch.rand(size).to(dtype)
+    twin = RMSNorm(weight, 1e-5)
+    for own_delta in (None, delta):
+        for found, expected in zip(add_rms_norm(x, own_delta, weight, 1e-5), twin.after_adding(x, own_delta), strict=True):
+            torch.testing.assert_close(found, expected, rtol=0.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gate(dtype: torch.dtype) -> None:
+    x = torch.cat((torch.randn(4, 62) * 5, torch.tensor([[0.0, -200.0]] * 4), torch.randn(4, 64)), dim=1).to(dtype)
+    torch.testing.assert_close(silu_and_mul(x), silu_and_mul_in_torch(x), **TOLERANCES[dtype])
+    x[1, 5], x[2, 7] = torch.nan, torch.inf
+    found, expected = silu_and_mul(x), silu_and_mul_in_torch(x)
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.isinf(), expected.isinf())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_rotation_and_writing(dtype: torch.dtype, has_norms: bool) -> None:
+    num_heads, num_kv_heads, head_dim, slots = 4, 2, 16, torch.tensor([7, 2, 9])
+    qkv = torch.randn(3, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
+    angles = torch.randn(3, 1, head_dim // 2)
+    cos = torch.cat((angles.cos(), angles.cos()), dim=2).to(dtype)
+    sin = torch.cat((-angles.sin(), angles.sin()), dim=2).to(dtype)
+    weights = (torch.rand(head_dim).to(dtype), torch.rand(head_dim).to(dtype)) if has_norms else None
+    expected = qkv.clone()
+    if weights:
+        expected[:, :num_heads] = RMSNorm(weights[0], 1e-5)(qkv[:, :num_heads])
+        expected[:, num_heads:-num_kv_heads] = RMSNorm(weights[1], 1e-5)(qkv[:, num_heads:-num_kv_heads])
+    turned = rotate(expected[:, :-num_kv_heads], cos, sin)
+    storage = torch.zeros(12, 2, num_kv_heads, head_dim, dtype=dtype)
+    queries = rotate_and_write(qkv.clone(), num_heads, cos, sin, weights, 1e-5, storage, slots)
+    torch.testing.assert_close(queries, turned[:, :num_heads], **TOLERANCES[dtype])
+    torch.testing.assert_close(storage[slots, 0], turned[:, num_heads:], **TOLERANCES[dtype])
+    assert torch.equal(storage[slots, 1], qkv[:, -num_kv_heads:])
+    others = np.setdiff1d(np.arange(12), slots.numpy())
+    assert not storage[others].any()

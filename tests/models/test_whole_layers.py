@@ -1,0 +1,67 @@
+"""Layers that are one compiled function against the same ones part by part."""
+
+from pathlib import Path
+
+import checkpoints
+import pytest
+import torch
+from engines import load_target
+from torch import Tensor
+
+from eagle_rt.attention.rows import RowAttention
+from eagle_rt.kernels.cpu.layer import layer
+from eagle_rt.kernels.cpu.product import product
+from eagle_rt.models.decoder import Decoder
+from eagle_rt.models.reading import text_batch, text_pool
+
+TOKENS = torch.randint(6, checkpoints.VOCAB_SIZE, (30,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+@torch.inference_mode()
+def logits_and_cache(target: Decoder, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    batch = text_batch(texts, target.embedding.device)
+    pool = text_pool(batch, target.spec.num_layers, target.spec.shape, target.embedding)
+    hidden = target.forward(batch, pool, RowAttention(target.embedding.dtype)).hidden
+    return target.logits(hidden).float(), pool.storage.float()
+
+
+def in_parts(target: Decoder) -> Decoder:
+    for block in target._blocks:
+        block._whole = None
+    return target
+
+
+def whole_target(directory: Path, name: str, dtype: torch.dtype) -> Decoder:
+    checkpoints.write_target(directory, name)
+    target = load_target(directory, dtype=dtype)
+    if not all(block._whole for block in target._blocks):
+        pytest.skip("other products serve on this processor")
+    return target
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", checkpoints.FAMILIES)
+def test_every_family(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    target = whole_target(tmp_path, name, dtype)
+    texts = [TOKENS, TOKENS[3:9], TOKENS[:1]]
+    whole = logits_and_cache(target, texts)
+    parts = logits_and_cache(in_parts(target), texts)
+    for own, other in zip(whole, parts, strict=True):
+        assert (own - other).abs().max() < (1e-4 if dtype == torch.float32 else 0.35 * other.std())
+        assert not torch.equal(own, other), "the same numbers to the last bit would have come of the same code"
+
+
+def test_a_text_comes_out_the_same_whatever_else_is_read(tmp_path: Path) -> None:
+    """Bit by bit, in half precision too: so a tree changes no token."""
+    target = whole_target(tmp_path, "llama", torch.bfloat16)
+    together = logits_and_cache(target, [TOKENS[:7], TOKENS, TOKENS[5:]])[0]
+    assert torch.equal(together[7 : 7 + len(TOKENS)], logits_and_cache(target, [TOKENS])[0])
+
+
+def test_a_layer_is_compiled_once_for_each_precision(tmp_path: Path) -> None:
+    """Another memory layout of an argument is another function: it would be compiled in the middle of serving."""
+    for name in ("llama", "qwen3", "mistral", "llama-biased"):
+        for dtype in (torch.float32, torch.bfloat16):
+            logits_and_cache(whole_target(tmp_path / name, name, dtype), [TOKENS])
+    assert len(layer.signatures) <= 2, layer.signatures
+    assert len(product.signatures) <= 2, product.signatures
