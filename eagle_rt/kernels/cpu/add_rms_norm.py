@@ -7,17 +7,13 @@ from torch import Tensor
 
 from eagle_rt.kernels.cpu.vectors import FLAGS, ONE, ZERO, array_of, number_of, stored_as
 
-# So many rows are normalised by all threads.
-MANY_ROWS = 32
-
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(x + delta, the norm of that) for [R, H]; delta None adds nothing, and x comes back."""
     total, normed = x if delta is None else torch.empty_like(x), torch.empty_like(x)
     if delta is not None:
         add_rows(array_of(x), array_of(delta), array_of(total))
-    norm = norm_rows if len(x) < MANY_ROWS else norm_many_rows
-    norm(array_of(total), array_of(weight), np.float32(eps), array_of(normed))
+    norm_rows(array_of(total), array_of(weight), np.float32(eps), array_of(normed))
     return total, normed
 
 
@@ -28,14 +24,8 @@ def add_rows(x: np.ndarray, delta: np.ndarray, total: np.ndarray) -> None:
             total[r, i] = stored_as(number_of(x[r, i]) + number_of(delta[r, i]), total)
 
 
-@njit(cache=True)
-def norm_rows(x: np.ndarray, weight: np.ndarray, eps: np.float32, normed: np.ndarray) -> None:
-    for r in range(x.shape[0]):
-        norm_row(x[r], weight, eps, normed[r])
-
-
 @njit(cache=True, parallel=True)
-def norm_many_rows(x: np.ndarray, weight: np.ndarray, eps: np.float32, normed: np.ndarray) -> None:
+def norm_rows(x: np.ndarray, weight: np.ndarray, eps: np.float32, normed: np.ndarray) -> None:
     for r in prange(x.shape[0]):
         norm_row(x[r], weight, eps, normed[r])
 
