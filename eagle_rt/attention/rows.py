@@ -14,6 +14,7 @@ from eagle_rt.attention.base import WholeLayers
 from eagle_rt.attention.reference import SequencePlan, run_sequence, sequence_plan
 from eagle_rt.batch import NOTHING_SEEN, Batch, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels.compiled import compiled
 from eagle_rt.kernels.cpu.row_attention import row_attention
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import LANES
@@ -25,6 +26,7 @@ MANY_QUERIES, MANY_ROWS, MANY_QUERIES_OF_MANY_ROWS = 32, 256, 8
 # Rows of a sequence that one thread takes through its cache.
 TOGETHER = 8
 Ints = NDArray[np.int64]
+NO_WIDTHS = np.zeros(0, dtype=np.int64)
 
 
 @dataclass
@@ -74,25 +76,15 @@ class RowAttention(WholeLayers):
         assert isinstance(batch.rows, HostRows)
         use_torch_threads()
         starts, lengths = np.array(batch.query_starts), np.array(batch.rows.kv_lens)
-        counts = np.diff(starts)
-        owners, rows = np.repeat(np.arange(batch.batch_size), counts), np.arange(starts[-1])
-        are_many = counts > np.where(lengths > MANY_ROWS, MANY_QUERIES_OF_MANY_ROWS, MANY_QUERIES)
+        are_many = np.diff(starts) > np.where(lengths > MANY_ROWS, MANY_QUERIES_OF_MANY_ROWS, MANY_QUERIES)
         alone = [sequence_plan(batch, int(b), self._dtype) for b in np.flatnonzero(are_many)]
-        if alone:
-            rows = np.flatnonzero(~are_many[owners])
-            owners = owners[rows]
-        if batch.tree_mask is None:
-            seen, widths = NOTHING_SEEN, np.zeros_like(rows)
-            prefixes = rows + 1 + (lengths - starts[1:])[owners]
-        else:
-            seen, widths = host_mask(batch.tree_mask)
-            widths = widths[owners]
-            prefixes = lengths[owners] - widths
-        bounds = np.append(np.flatnonzero((rows - starts[owners]) % TOGETHER == 0), len(rows))
+        seen, widths = (NOTHING_SEEN, NO_WIDTHS) if batch.tree_mask is None else host_mask(batch.tree_mask)
         firsts, table = batch.rows.firsts_and_table()
+        rows, bounds, prefixes, widths, firsts = decoded_rows(starts, lengths, widths, firsts, are_many)
+        positions = batch.positions.numpy()
         cache = pool.storage.view(PAIRS[self._dtype]).numpy()
         return RowPlan(
-            pool, alone, batch.positions.numpy()[rows], cache, rows, bounds, prefixes, widths, seen, firsts[owners], table
+            pool, alone, positions[rows] if alone else positions, cache, rows, bounds, prefixes, widths, seen, firsts, table
         )
 
     def whole_layers(self, plan: RowPlan) -> RowPlan | None:
@@ -105,6 +97,33 @@ class RowAttention(WholeLayers):
         for own in plan.alone:
             outputs[own.rows] = run_sequence(queries[own.rows], plan.pool, layer, own, window)
         return outputs
+
+
+@compiled
+def decoded_rows(
+    starts: Ints, lengths: Ints, widths: Ints, firsts: Ints, are_left_out: NDArray[np.bool_]
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    """(rows [R], bounds, prefixes [R], widths [R], firsts [R]) of `row_attention`, but for sequences that are left out.
+
+    starts [B + 1] and lengths, widths, firsts [B] are those of sequences; no widths mean that rows see all before them.
+    """
+    num_rows = starts[-1]
+    rows, prefixes = np.empty(num_rows, dtype=np.int64), np.empty(num_rows, dtype=np.int64)
+    row_widths, row_firsts = np.empty(num_rows, dtype=np.int64), np.empty(num_rows, dtype=np.int64)
+    bounds, num_rows, num_bounds = np.empty(num_rows + 1, dtype=np.int64), 0, 0
+    for b in range(len(lengths)):
+        if are_left_out[b]:
+            continue
+        width = widths[b] if len(widths) else 0
+        for row in range(starts[b], starts[b + 1]):
+            if (row - starts[b]) % TOGETHER == 0:
+                bounds[num_bounds] = num_rows
+                num_bounds += 1
+            rows[num_rows], row_widths[num_rows], row_firsts[num_rows] = row, width, firsts[b]
+            prefixes[num_rows] = lengths[b] - (width if len(widths) else starts[b + 1] - row - 1)
+            num_rows += 1
+    bounds[num_bounds] = num_rows
+    return rows[:num_rows], bounds[: num_bounds + 1], prefixes[:num_rows], row_widths[:num_rows], row_firsts[:num_rows]
 
 
 def host_mask(mask: Tensor | MaskWords | HostMask) -> tuple[NDArray[np.bool_], Ints]:

@@ -14,14 +14,12 @@ def prefers_triton(x: Tensor) -> bool:
     return HAS_TRITON and x.is_cuda and not torch.compiler.is_compiling()
 
 
-def prefers_compiled(x: Tensor) -> bool:
-    """For rows [R, n] on a CPU, unless somebody looks on: a row comes out the same, bit by bit, whatever else is in x."""
+def prefers_compiled(x: Tensor, dtype: torch.dtype) -> bool:
+    """On a CPU, unless somebody looks on, for results in this precision. A row comes out the same whatever else is in x."""
     return (
         HAS_NUMBA
         and type(x) is Tensor
         and x.device.type == "cpu"
-        and x.dim() == 2
-        and x.dtype in (torch.float32, torch.bfloat16)
-        and x.is_contiguous()
+        and dtype in (torch.float32, torch.bfloat16)
         and not torch.compiler.is_compiling()
     )

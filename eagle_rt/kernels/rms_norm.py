@@ -22,17 +22,21 @@ class RMSNorm:
         self._floor = torch.tensor(math.sqrt(size * eps), device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.dim() == 2 and (dispatch.prefers_triton(x) or dispatch.prefers_compiled(x)):
+        if x.dim() == 2 and self._has_kernel(x):
             return self._in_one_kernel(x, None)[1]
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         return (x / torch.hypot(length, self._floor) * self._scaled_weight).to(x.dtype)
 
     def after_adding(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """(x + delta, the norm of that) for [R, H]; delta None adds nothing."""
-        if dispatch.prefers_triton(x) or dispatch.prefers_compiled(x):
+        if self._has_kernel(x):
             return self._in_one_kernel(x, delta)
         x = x if delta is None else x + delta
         return x, self(x)
+
+    @staticmethod
+    def _has_kernel(x: Tensor) -> bool:
+        return dispatch.prefers_triton(x) or dispatch.prefers_compiled(x, x.dtype)
 
     def _in_one_kernel(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         # Not everywhere is triton or numba installed.

@@ -13,6 +13,7 @@ from torch import Tensor
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.batch import Batch, HostRows, slots_at
 from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels import dispatch
 from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Bools, Candidates, Ints, joined
@@ -163,7 +164,7 @@ class HostDrafter:
         widths = wanted.top_ks[owners]
         top_k = int(widths.max())
         logits = self._logits(states, wanted.sampling, owners, wanted.num_cached[owners] + depth)
-        log_probs, draft_tokens = top_children(logits, top_k, self._sharpness)
+        log_probs, draft_tokens = best_children(logits, top_k, self._sharpness)
         above = np.arange(len(owners)).repeat(top_k)
         own, tokens = as_numpy(log_probs).ravel().astype(np.float64), as_numpy(self._target_ids[draft_tokens]).ravel()
         is_child = own > -np.inf
@@ -186,6 +187,15 @@ class HostDrafter:
 
     def _tensor(self, values: Ints | Sequence[int]) -> Tensor:
         return torch.as_tensor(values, device=self.pool.storage.device)
+
+
+def best_children(logits: Tensor, top_k: int, sharpness: float) -> tuple[Tensor, Tensor]:
+    """`tree.expand.top_children` by the kernel that is for this device, if there is one."""
+    if dispatch.prefers_compiled(logits, logits.dtype):
+        from eagle_rt.kernels.cpu import top_children as kernel  # not everywhere is numba installed
+
+        return kernel.top_children(logits.contiguous(), top_k, sharpness)
+    return top_children(logits, top_k, sharpness)
 
 
 def as_numpy(tensor: Tensor) -> NDArray:

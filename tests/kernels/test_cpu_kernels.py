@@ -9,14 +9,17 @@ from numba import njit
 
 from eagle_rt.kernels.cpu import product as product_module
 from eagle_rt.kernels.cpu.add_rms_norm import add_rms_norm
+from eagle_rt.kernels.cpu.angles import cos_sin
 from eagle_rt.kernels.cpu.product import MOST_ROWS, PANEL, product
 from eagle_rt.kernels.cpu.rotate_and_write import rotate_and_write
 from eagle_rt.kernels.cpu.silu_and_mul import silu_and_mul
+from eagle_rt.kernels.cpu.top_children import top_children
 from eagle_rt.kernels.cpu.vectors import array_of, words_of
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.row_product import RowProduct
 from eagle_rt.kernels.silu_and_mul import silu_and_mul as silu_and_mul_in_torch
+from eagle_rt.tree.expand import top_children as top_children_in_torch
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCES = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 0.01, "atol": 0.03}}
@@ -116,3 +119,37 @@ def test_rotation_and_writing(dtype: torch.dtype, has_norms: bool) -> None:
     assert torch.equal(storage[slots, 1], qkv[:, -num_kv_heads:])
     others = np.setdiff1d(np.arange(12), slots.numpy())
     assert not storage[others].any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 60)),
+    top_k=st.integers(1, 12),
+    sharpness=st.sampled_from([1.0, 1.5]),
+    seed=st.integers(0, 1000),
+)
+def test_best_draft_tokens(dtype: torch.dtype, sizes: tuple[int, int], top_k: int, sharpness: float, seed: int) -> None:
+    """With many ties, and rows that hold what is no number or is ruled out."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-6, 7, sizes, generator=generator).to(dtype)
+    odd = torch.randint(12, sizes, generator=generator)
+    logits[(odd == 0) & (torch.arange(sizes[0]) % 2 == 1)[:, None]] = -torch.inf
+    if seed % 3 == 0:
+        logits[0, seed % sizes[1]] = torch.nan
+    top_k = min(top_k, sizes[1])
+    scores, tokens = top_children(logits, top_k, sharpness)
+    expected, _ = top_children_in_torch(logits, top_k, sharpness)
+    torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
+    own = torch.log_softmax(logits.float() * sharpness, dim=-1).gather(1, tokens).nan_to_num(nan=-torch.inf)
+    torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-5)
+    assert all(len(set(row)) == top_k for row in tokens.tolist())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_angles(dtype: torch.dtype) -> None:
+    positions, frequencies = torch.tensor([0, 1, 77, 100_000]), torch.cat((-torch.logspace(0, -4, 8), torch.logspace(0, -4, 8)))
+    angles = positions[:, None, None] * frequencies
+    found = cos_sin(positions, frequencies, 1.2, dtype)
+    for own, expected in zip(found, (angles.cos() * 1.2, angles.sin() * 1.2), strict=True):
+        torch.testing.assert_close(own, expected.to(dtype), rtol=0.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)

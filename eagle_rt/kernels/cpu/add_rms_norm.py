@@ -10,9 +10,10 @@ from eagle_rt.kernels.cpu.vectors import FLAGS, ONE, ZERO, array_of, number_of, 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(x + delta, the norm of that) for [R, H]; delta None adds nothing, and x comes back."""
+    x = x.contiguous()
     total, normed = x if delta is None else torch.empty_like(x), torch.empty_like(x)
     if delta is not None:
-        add_rows(array_of(x), array_of(delta), array_of(total))
+        add_rows(array_of(x), array_of(delta.contiguous()), array_of(total))
     norm_rows(array_of(total), array_of(weight), np.float32(eps), array_of(normed))
     return total, normed
 

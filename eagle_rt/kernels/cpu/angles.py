@@ -1,0 +1,25 @@
+"""The angles of rotary embeddings on a CPU in one compiled function; needs numba. The twin is `models.rope.Rope.cos_sin`."""
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from eagle_rt.kernels.cpu.vectors import array_of, stored_as
+
+
+def cos_sin(positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [T, 1, head_dim] of positions [T] times frequencies [head_dim], times scale, in this precision."""
+    cos, sin = (torch.empty(len(positions), 1, len(frequencies), dtype=dtype) for _ in range(2))
+    fill(positions.contiguous().numpy(), frequencies.numpy(), np.float32(scale), array_of(cos[:, 0]), array_of(sin[:, 0]))
+    return cos, sin
+
+
+@njit(cache=True)
+def fill(positions: np.ndarray, frequencies: np.ndarray, scale: np.float32, cos: np.ndarray, sin: np.ndarray) -> None:
+    for t in range(len(positions)):
+        position = np.float32(positions[t])
+        for i in range(len(frequencies)):
+            angle = position * frequencies[i]
+            cos[t, i] = stored_as(np.cos(angle) * scale, cos)
+            sin[t, i] = stored_as(np.sin(angle) * scale, sin)
