@@ -21,8 +21,8 @@ from eagle_rt.kernels.cpu.vectors import LANES
 
 # The integers that hold two neighbouring numbers of a row.
 PAIRS = {torch.bfloat16: torch.int32, torch.float32: torch.int64}
-# A sequence of more queries is multiplied as a matrix, by torch; of a text of more rows sooner.
-MANY_QUERIES, MANY_ROWS, MANY_QUERIES_OF_MANY_ROWS = 32, 256, 8
+# A sequence of more queries is multiplied as a matrix, by torch.
+MANY_QUERIES = 64
 # Rows of a sequence that one thread takes through its cache.
 TOGETHER = 8
 Ints = NDArray[np.int64]
@@ -76,7 +76,7 @@ class RowAttention(WholeLayers):
         assert isinstance(batch.rows, HostRows)
         use_torch_threads()
         starts, lengths = np.array(batch.query_starts), np.array(batch.rows.kv_lens)
-        are_many = np.diff(starts) > np.where(lengths > MANY_ROWS, MANY_QUERIES_OF_MANY_ROWS, MANY_QUERIES)
+        are_many = np.diff(starts) > MANY_QUERIES
         alone = [sequence_plan(batch, int(b), self._dtype) for b in np.flatnonzero(are_many)]
         seen, widths = (NOTHING_SEEN, NO_WIDTHS) if batch.tree_mask is None else host_mask(batch.tree_mask)
         firsts, table = batch.rows.firsts_and_table()
