@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
-from numpy.typing import NDArray
 from torch import Tensor
 
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels.whole_pass import SeenRows
 
 
 class AttentionBackend(Protocol):
@@ -27,12 +27,6 @@ class AttentionBackend(Protocol):
         The rows of this pass are already in the pool. Query heads share key heads in groups. `window` bounds how far back a
         query sees, itself included.
         """
-        ...
-
-
-class SeenRows(Protocol):
-    def seen_rows(self, window: int | None) -> tuple[NDArray, ...]:
-        """What `kernels.cpu.row_attention` takes beside queries, cache and outputs."""
         ...
 
 

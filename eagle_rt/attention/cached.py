@@ -6,9 +6,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from eagle_rt.attention.base import AttentionBackend, SeenRows, WholeLayers
+from eagle_rt.attention.base import AttentionBackend, WholeLayers
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels.whole_pass import SeenRows
 
 
 class CachedAttention:

@@ -2,14 +2,12 @@
 
 import importlib.util
 import platform
-from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from eagle_rt.kernels.packed_linear import NO_TILES, OpaqueProduct, PackedProduct, RowTiles, can_pack, packed_tiles
 from eagle_rt.kernels.processor import has_amx, is_intel
-from eagle_rt.kernels.rms_norm import RMSNorm
 
 # On Intel's processors float32 products of smaller weights are faster from the plain weight (two cores of a Xeon).
 MIN_PACKED_FLOAT32_SIZE = 2**19
@@ -38,16 +36,3 @@ def product_with(weight: Tensor, bias: Tensor | None) -> OpaqueProduct | None:
 def tiles_of(weight: Tensor) -> RowTiles:
     """The tiles of rows with which products with this weight are made."""
     return packed_tiles(weight.dtype) if can_pack(weight) and not takes_own_kernel(weight) else NO_TILES
-
-
-def whole_layer(
-    products: Sequence[OpaqueProduct | None], query_norm: RMSNorm | None, key_norm: RMSNorm | None, feed_forward_norm: RMSNorm
-) -> Callable[..., tuple[Tensor, Tensor]] | None:
-    """A decoder layer as one compiled function, see `WholeLayer`; None where not all of its products are our kernel's."""
-    if any(product is None or isinstance(product, PackedProduct) for product in products):
-        return None
-    from eagle_rt.kernels.row_product import RowProduct  # not everywhere is numba installed
-    from eagle_rt.kernels.whole_layer import WholeLayer
-
-    own = [product for product in products if isinstance(product, RowProduct) and product.is_whole]
-    return WholeLayer(own, query_norm, key_norm, feed_forward_norm) if len(own) == len(products) else None

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from eagle_rt.kernels.cpu.layer import LayerWeights, layer
 from eagle_rt.kernels.cpu.vectors import array_of
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.row_product import RowProduct
+from eagle_rt.kernels.whole_pass import WholePass
 
 
 class WholeLayer:
@@ -41,28 +41,19 @@ class WholeLayer:
         )
 
     def __call__(
-        self,
-        x: Tensor,
-        attention_input: Tensor,
-        angles: tuple[Tensor, Tensor],
-        storage: Tensor,
-        slots: Tensor,
-        seen_rows: tuple[NDArray, ...],
+        self, x: Tensor, attention_input: Tensor, index: int, window: int | None, shared: WholePass
     ) -> tuple[Tensor, Tensor]:
-        """(x [T, H] after the attention of attention_input [T, in], what the feed-forward part adds to it).
-
-        angles: cos and sin [T, head_dim]. storage: one layer's [S, 2, kv heads, head_dim], of which slots [T] are written.
-        seen_rows: see `cpu.row_attention`.
-        """
+        """(x [T, H] after the attention of attention_input [T, in], what the feed-forward part adds to it), for this layer of the
+        cache and window."""
         total, delta = torch.empty_like(x), torch.empty_like(x)
         layer(
             array_of(x.contiguous()),
             array_of(attention_input.contiguous()),
             self._weights,
-            (array_of(angles[0]), array_of(angles[1])),
-            array_of(storage),
-            slots.contiguous().numpy(),
-            seen_rows,
+            shared.angles,
+            shared.storage[index],
+            shared.slots,
+            shared.seen.seen_rows(window),
             (array_of(total), array_of(delta)),
         )
         return total, delta

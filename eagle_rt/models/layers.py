@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eagle_rt.attention.base import SeenRows
 from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels.processor import is_intel
-from eagle_rt.kernels.products import product_with, whole_layer
+from eagle_rt.kernels.products import product_with
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
+from eagle_rt.kernels.whole_pass import WholePass, whole_layer, whole_pass
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
@@ -65,24 +65,24 @@ class PassContext:
     """What every layer of one pass shares: the positions' angles, and `attend(layer, queries, keys_and_values, window)`.
 
     cache: the pool, and the slots [T] of this pass, where one kernel turns queries and keys and writes to the cache; the layers
-    then have no keys and values to hand to `attend`. whole_layers: what one function for a whole layer needs of attention, where
-    there is one.
+    then have no keys and values to hand to `attend`. whole: what functions for whole layers need, where there are such.
     """
 
     cos: Tensor
     sin: Tensor
     attend: Attend
     cache: tuple[KVPool, Tensor] | None = None
-    whole_layers: SeenRows | None = None
+    whole: WholePass | None = None
 
 
 def pass_context(rope: Rope, positions: Tensor, attend: Attend) -> PassContext:
     cos, sin = rope.cos_sin(positions)
     if not isinstance(attend, CachedAttention):
         return PassContext(cos, sin, attend)
-    whole_layers = attend.whole_layers
-    is_written = whole_layers or dispatch.prefers_triton(positions)
-    return PassContext(cos, sin, attend, attend.cache if is_written else None, whole_layers)
+    if dispatch.prefers_triton(positions):
+        return PassContext(cos, sin, attend, attend.cache)
+    pool, slots = attend.cache
+    return PassContext(cos, sin, attend, whole=whole_pass(cos, sin, pool.storage, slots, attend.whole_layers))
 
 
 class Attention:
@@ -110,7 +110,7 @@ class Attention:
 
     def _turn(self, qkv: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor | None]:
         """Normed and rotated queries [T, heads, head_dim], and keys and values [T, 2, kv heads, head_dim] if not yet cached."""
-        if context.cache and not context.whole_layers:
+        if context.cache:
             return self._turn_and_write(qkv, layer, context, *context.cache), None
         num_turned = self._heads + self._kv_heads
         if self.query_norm and self.key_norm:
@@ -155,11 +155,8 @@ class Block:
 
     def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor]:
         """(x after the attention, what the feed-forward part adds to it): the next norm takes both."""
-        if self._whole and context.whole_layers and context.cache:
-            pool, slots = context.cache
-            angles = context.cos.flatten(1), context.sin.flatten(1)
-            seen_rows = context.whole_layers.seen_rows(self.attention.window)
-            return self._whole(x, attention_input, angles, pool.storage[layer], slots, seen_rows)
+        if self._whole and context.whole:
+            return self._whole(x, attention_input, layer, self.attention.window, context.whole)
         x, normed = self.feed_forward_norm.after_adding(x, self.attention(attention_input, layer, context))
         return x, self.feed_forward(normed)
 
