@@ -79,10 +79,10 @@ def pass_context(rope: Rope, positions: Tensor, attend: Attend) -> PassContext:
     cos, sin = rope.cos_sin(positions)
     if not isinstance(attend, CachedAttention):
         return PassContext(cos, sin, attend)
-    if dispatch.prefers_triton(positions):
-        return PassContext(cos, sin, attend, attend.cache)
+    if not (dispatch.prefers_triton(positions) or dispatch.prefers_compiled(positions, cos.dtype)):
+        return PassContext(cos, sin, attend)
     pool, slots = attend.cache
-    return PassContext(cos, sin, attend, whole=whole_pass(cos, sin, pool.storage, slots, attend.whole_layers))
+    return PassContext(cos, sin, attend, attend.cache, whole_pass(cos, sin, pool.storage, slots, attend.whole_layers))
 
 
 class Attention:
@@ -120,7 +120,11 @@ class Attention:
         return qkv[:, : self._heads], qkv[:, self._heads :].unflatten(1, (2, self._kv_heads))
 
     def _turn_and_write(self, qkv: Tensor, layer: int, context: PassContext, pool: KVPool, slots: Tensor) -> Tensor:
-        from eagle_rt.kernels.triton.rotate_and_write import rotate_and_write  # not everywhere is triton installed
+        # Not everywhere is triton or numba installed.
+        if qkv.is_cuda:
+            from eagle_rt.kernels.triton.rotate_and_write import rotate_and_write
+        else:
+            from eagle_rt.kernels.cpu.rotate_and_write import rotate_and_write
 
         weights, eps = None, 0.0
         if self.query_norm and self.key_norm:
