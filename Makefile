@@ -31,3 +31,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
+	find eagle_rt \( -name '*.nbi' -o -name '*.nbc' \) -delete

@@ -163,3 +163,9 @@ def test_angles(dtype: torch.dtype) -> None:
     found = cos_sin(positions, frequencies, 1.2, dtype)
     for own, expected in zip(found, (angles.cos() * 1.2, angles.sin() * 1.2), strict=True):
         torch.testing.assert_close(own, expected.to(dtype), rtol=0.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+
+
+def test_sums_are_rounded_to_the_nearest_and_of_two_to_the_even_one() -> None:
+    steps = torch.arange(8)
+    x, weight = torch.stack((torch.ones(8), steps), dim=1).bfloat16(), torch.tensor([[1, 2**-8]]).bfloat16()
+    assert torch.equal(RowProduct(weight, None)(x)[:, 0], (1 + steps * 2**-8).bfloat16())
