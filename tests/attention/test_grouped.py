@@ -162,13 +162,18 @@ def test_a_kernel_is_compiled_once_for_each_precision() -> None:
     assert len(row_attention.signatures) == 2
 
 
-def test_threads_of_torch_stay_as_they_are() -> None:
+@pytest.mark.parametrize(
+    "first_use",
+    [
+        "from eagle_rt.attention.rows import RowAttention; RowAttention(torch.float32)",
+        "from eagle_rt.kernels.cpu.add_rms_norm import add_rms_norm; add_rms_norm(torch.ones(2, 8), None, torch.ones(8), 0.0)",
+        "from eagle_rt.kernels.cpu.silu_and_mul import silu_and_mul; silu_and_mul(torch.ones(2, 8))",
+    ],
+    ids=["attention", "norm", "gate"],
+)
+def test_threads_of_torch_stay_as_they_are(first_use: str) -> None:
     """Numba, as it starts, gives all of them to everyone: so in a process of its own."""
-    script = (
-        "import torch; torch.set_num_threads(1)\n"
-        "from eagle_rt.attention.rows import RowAttention\n"
-        "RowAttention(torch.float32); assert torch.get_num_threads() == 1"
-    )
+    script = f"import torch; torch.set_num_threads(1)\n{first_use}; assert torch.get_num_threads() == 1"
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "NUMBA_NUM_THREADS": "2"})
 
 

@@ -5,11 +5,13 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
+from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import FLAGS, ONE, ZERO, array_of, number_of, stored_as
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(x + delta, the norm of that) for [R, H]; delta None adds nothing, and x comes back."""
+    use_torch_threads()
     x = x.contiguous()
     total, normed = x if delta is None else torch.empty_like(x), torch.empty_like(x)
     if delta is not None:

@@ -8,7 +8,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from eagle_rt.kernels.cpu.add_rms_norm import scale_of
+from eagle_rt.kernels.cpu.add_rms_norm import norm_row
 from eagle_rt.kernels.cpu.vectors import FLAGS, array_of, number_of, stored_as
 
 
@@ -60,9 +60,7 @@ def rotate_rows(
         for head in range(num_heads + num_kv_heads):
             row, is_key = qkv[t, head], head >= num_heads
             if weights.shape[1]:
-                scale, weight = scale_of(row, eps), weights[1 if is_key else 0]
-                for i in range(head_dim):
-                    row[i] = stored_as(number_of(row[i]) * scale * number_of(weight[i]), row)
+                norm_row(row, weights[1 if is_key else 0], eps, row)
             target = storage[slots[t], 0, head - num_heads] if is_key else queries[t, head]
             turn(row, cos[t], sin[t], half, target)
         for head in range(num_kv_heads):

@@ -4,11 +4,13 @@ import numpy as np
 from numba import njit, prange
 from torch import Tensor
 
+from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import FLAGS, LOG2_E, ONE, ZERO, array_of, exp2, number_of, stored_as
 
 
 def silu_and_mul(gate_and_up: Tensor) -> Tensor:
     """silu(gate) * up, from both halves side by side: [T, 2 * I] to [T, I]."""
+    use_torch_threads()
     gated = gate_and_up.new_empty(gate_and_up.shape[0], gate_and_up.shape[1] // 2)
     gate_rows(array_of(gate_and_up.contiguous()), array_of(gated))
     return gated
