@@ -20,6 +20,7 @@ DEFAULT_TREE = {"cpu": (3, 2, 8), "cuda": (5, 4, 16)}
 DEFAULT_MTP_TREE = (1, 1, 2)
 # The largest tree of a draft that is sized by what it costs.
 DEFAULT_BOUNDS = {"cpu": (6, 4, 24), "cuda": (8, 8, 64)}
+DRAFT_QUANTIZATIONS = ("auto", "none", "int8")
 TREES = ("auto", "adaptive", "fixed")
 
 
@@ -62,6 +63,13 @@ class EngineConfig:
         "speculation", "Checkpoint of the head: a folder or a hub id.", None, names=["--speculative-draft-model"]
     )
     speculative_draft_model_revision: str | None = option("speculation", "Hub branch, tag or commit of the head.", None)
+    speculative_draft_model_quantization: str = option(
+        "speculation",
+        "int8: the head's weights are rounded to eight bits, on a CPU only. Drafting reads half as much; the text stays the same, "
+        "since the target decides on every token. auto: int8 where the processor multiplies bytes (avx512_vnni).",
+        "auto",
+        choices=list(DRAFT_QUANTIZATIONS),
+    )
     speculative_num_steps: int | None = option(
         "speculation", "Depth of the draft tree. Each level is one pass of the head.", None, type=int
     )
@@ -202,6 +210,13 @@ class EngineConfig:
         require(algorithm in (None, *ALGORITHMS), "speculative_algorithm", algorithm, f"one of {', '.join(ALGORITHMS)}")
         coupling = self.speculative_coupling
         require(coupling in COUPLINGS, "speculative_coupling", coupling, f"one of {', '.join(COUPLINGS)}")
+        quantization = self.speculative_draft_model_quantization
+        require(
+            quantization in DRAFT_QUANTIZATIONS,
+            "speculative_draft_model_quantization",
+            quantization,
+            f"one of {', '.join(DRAFT_QUANTIZATIONS)}",
+        )
         require(self.speculative_tree in TREES, "speculative_tree", self.speculative_tree, f"one of {', '.join(TREES)}")
         fit_check = self.speculative_fit_check
         require(fit_check in FIT_CHECKS, "speculative_fit_check", fit_check, f"one of {', '.join(FIT_CHECKS)}")

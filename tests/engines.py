@@ -19,7 +19,7 @@ Tree = tuple[int, int, int]
 
 
 def make_config(target_dir: Path, head_dir: Path | None = None, tree: Tree | None = None, **options: Any) -> EngineConfig:
-    """With a tree (steps, top-k, tokens) the engine drafts."""
+    """With a tree (steps, top-k, tokens) the engine drafts, with the head's weights as they are."""
     if tree:
         options = {
             "speculative_algorithm": "EAGLE3",
@@ -27,6 +27,7 @@ def make_config(target_dir: Path, head_dir: Path | None = None, tree: Tree | Non
             "speculative_num_steps": tree[0],
             "speculative_eagle_topk": tree[1],
             "speculative_num_draft_tokens": tree[2],
+            "speculative_draft_model_quantization": "none",
             **options,
         }
     defaults = {"max_total_tokens": 4096, "device": "cpu", "speculative_fit_check": "off", "speculative_tree": "fixed"}

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.config import DTYPES, EngineConfig
-from eagle_rt.kernels.processor import has_bfloat16_products
+from eagle_rt.kernels.processor import has_bfloat16_products, has_byte_products
+from eagle_rt.kernels.products import has_own_kernels
 from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import has_mtp_layer, load_head, load_mtp_head
@@ -152,7 +154,22 @@ def load_draft_head(config: EngineConfig, info: ModelInfo, target: Decoder, dtyp
         ids = load_token_map(config.speculative_token_map, target.spec.vocab_size)
         head = head.narrowed(with_tokens(ids, info.eos_token_ids))
         notes.append(f"--speculative-token-map: the head drafts with {len(head.token_map.target_ids)} of its {vocab_size} tokens")
-    return head, notes
+    return (head.quantized() if quantizes_head(config, target.embedding) else head), notes
+
+
+def quantizes_head(config: EngineConfig, weight: Tensor) -> bool:
+    """Whether the head's weights are rounded to eight bits, given any weight of its precision.
+
+    Raises:
+        ValueError: that was asked for and cannot be.
+    """
+    quantization, can_be = config.speculative_draft_model_quantization, has_own_kernels(weight)
+    if quantization == "int8" and not can_be:
+        raise ValueError(
+            f"--speculative-draft-model-quantization int8 needs an x86 CPU, numba, and float32 or bfloat16, not "
+            f"{weight.device.type} and {str(weight.dtype).removeprefix('torch.')}: leave it out"
+        )
+    return quantization == "int8" or (quantization == "auto" and can_be and has_byte_products())
 
 
 def resolve_dtype(config: EngineConfig, spec: ModelSpec) -> torch.dtype:

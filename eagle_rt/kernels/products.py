@@ -13,24 +13,34 @@ from eagle_rt.kernels.processor import has_amx, is_intel
 MIN_PACKED_FLOAT32_SIZE = 2**19
 
 
+def has_own_kernels(weight: Tensor) -> bool:
+    """Whether our kernels run here, for weights of this precision."""
+    if weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.bfloat16):
+        return False
+    return platform.machine() == "x86_64" and importlib.util.find_spec("numba") is not None and torch.cpu._is_avx2_supported()
+
+
 def takes_own_kernel(weight: Tensor) -> bool:
     """Whether our kernel multiplies with this weight here: faster than oneDNN for any number of rows in half precision without AMX,
     and than MKL in float32 where the processor is not Intel's (two cores of an EPYC). Elsewhere it has not been measured."""
-    if weight.device.type != "cpu" or platform.machine() != "x86_64" or importlib.util.find_spec("numba") is None:
-        return False
-    if not torch.cpu._is_avx2_supported():
-        return False
-    return not has_amx() if weight.dtype == torch.bfloat16 else weight.dtype == torch.float32 and not is_intel()
+    return has_own_kernels(weight) and not (has_amx() if weight.dtype == torch.bfloat16 else is_intel())
 
 
 def product_with(weight: Tensor, bias: Tensor | None) -> OpaqueProduct | None:
     """x W^T + b for W [out, in] from a weight laid out for it; None where torch's own is as fast."""
     if takes_own_kernel(weight):
-        from eagle_rt.kernels.row_product import RowProduct  # not everywhere is numba installed
+        from eagle_rt.kernels.panel_product import RowProduct  # not everywhere is numba installed
 
         return RowProduct(weight, bias)
     is_small = weight.dtype == torch.float32 and is_intel() and weight.numel() < MIN_PACKED_FLOAT32_SIZE
     return PackedProduct(weight, bias) if can_pack(weight) and not is_small else None
+
+
+def int8_product_with(weight: Tensor, bias: Tensor | None) -> OpaqueProduct:
+    """x W^T + b with W rounded to eight bits, where there are kernels of our own."""
+    from eagle_rt.kernels.panel_product import Int8Product  # not everywhere is numba installed
+
+    return Int8Product(weight, bias)
 
 
 def tiles_of(weight: Tensor) -> RowTiles:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from eagle_rt.kernels.cpu.layer import LayerWeights, layer
 from eagle_rt.kernels.cpu.vectors import array_of
+from eagle_rt.kernels.panel_product import PanelProduct
 from eagle_rt.kernels.rms_norm import RMSNorm
-from eagle_rt.kernels.row_product import RowProduct
 from eagle_rt.kernels.whole_pass import WholePass
 
 
@@ -18,7 +18,7 @@ class WholeLayer:
     up, and of down, all of which are whole; norms of queries and keys, if there are any, and the one before the gate."""
 
     def __init__(
-        self, products: Sequence[RowProduct], query_norm: RMSNorm | None, key_norm: RMSNorm | None, feed_forward_norm: RMSNorm
+        self, products: Sequence[PanelProduct], query_norm: RMSNorm | None, key_norm: RMSNorm | None, feed_forward_norm: RMSNorm
     ) -> None:
         qkv, output, gate_and_up, down = products
         norm = feed_forward_norm
@@ -26,18 +26,14 @@ class WholeLayer:
         if query_norm and key_norm:
             head_norms, head_norm_eps = torch.stack((query_norm.weight, key_norm.weight)), query_norm.eps
         self._weights = LayerWeights(
-            qkv.weight,
-            qkv.bias,
+            qkv.weights,
             array_of(head_norms),
             np.float32(head_norm_eps),
-            output.weight,
-            output.bias,
+            output.weights,
             array_of(norm.weight),
             np.float32(norm.eps),
-            gate_and_up.weight,
-            gate_and_up.bias,
-            down.weight,
-            down.bias,
+            gate_and_up.weights,
+            down.weights,
         )
 
     def __call__(

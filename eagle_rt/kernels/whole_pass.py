@@ -48,8 +48,8 @@ def whole_layer(
     """A decoder layer as one compiled function, see `WholeLayer`; None where not all of its products are our kernel's."""
     if any(product is None or isinstance(product, PackedProduct) for product in products):
         return None
-    from eagle_rt.kernels.row_product import RowProduct  # not everywhere is numba installed
+    from eagle_rt.kernels.panel_product import PanelProduct  # not everywhere is numba installed
     from eagle_rt.kernels.whole_layer import WholeLayer
 
-    own = [product for product in products if isinstance(product, RowProduct) and product.is_whole]
+    own = [product for product in products if isinstance(product, PanelProduct) and product.is_whole]
     return WholeLayer(own, query_norm, key_norm, feed_forward_norm) if len(own) == len(products) else None

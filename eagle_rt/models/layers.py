@@ -1,5 +1,6 @@
 """The parts that target and head are made of. Weights are fixed at construction; calling changes nothing but the cache."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels.processor import is_intel
-from eagle_rt.kernels.products import product_with
+from eagle_rt.kernels.products import int8_product_with, product_with
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
@@ -28,13 +29,15 @@ class Linear:
     """y = x W^T + b for x [R, in], given W [out, in].
 
     On a GPU the weight stays as it is. On a CPU it is laid out for products: only so, or a second time where one row and many are
-    faster from the plain W^T.
+    faster from the plain W^T. in_int8: only so, and rounded to eight bits.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, in_int8: bool = False) -> None:
         self.bias = bias
-        self.product = product_with(weight, bias)
+        self.product = int8_product_with(weight, bias) if in_int8 else product_with(weight, bias)
         self._transposed = None
+        if in_int8:
+            return
         if self.product is None or (weight.dtype == torch.float32 and is_intel()):
             self._transposed = weight.t() if weight.is_cuda else weight.t().contiguous()
 
@@ -49,6 +52,10 @@ class Linear:
     def rows(self, kept: Tensor) -> "Linear":
         """Only the outputs [R] that `kept` names."""
         return Linear(self.weight[kept], None if self.bias is None else self.bias[kept])
+
+    def quantized(self) -> "Linear":
+        """The same with a weight of eight bits."""
+        return Linear(self.weight, self.bias, in_int8=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.product and (self._transposed is None or 1 < x.shape[0] <= MAX_PACKED_FLOAT32_ROWS):
@@ -102,6 +109,11 @@ class Attention:
             self.query_norm = RMSNorm(query_norm, shape.rms_norm_eps)
             self.key_norm = RMSNorm(key_norm, shape.rms_norm_eps)
 
+    def quantized(self) -> "Attention":
+        other = copy.copy(self)
+        other.qkv, other.output = self.qkv.quantized(), self.output.quantized()
+        return other
+
     def __call__(self, x: Tensor, layer: int, context: PassContext) -> Tensor:
         qkv = self.qkv(x).view(len(x), -1, self._head_dim)
         queries, keys_and_values = self._turn(qkv, layer, context)
@@ -140,6 +152,11 @@ class FeedForward:
         self.gate_and_up = merged_linear(checkpoint, names, shape.hidden_size)
         self.down = linear(checkpoint, f"{prefix}.down_proj", shape.hidden_size, shape.intermediate_size)
 
+    def quantized(self) -> "FeedForward":
+        other = copy.copy(self)
+        other.gate_and_up, other.down = self.gate_and_up.quantized(), self.down.quantized()
+        return other
+
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(silu_and_mul(self.gate_and_up(x)))
 
@@ -151,11 +168,20 @@ class Block:
         self.attention = Attention(checkpoint, f"{prefix}.self_attn", shape, input_size, window)
         self.feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", shape.hidden_size, shape.rms_norm_eps)
         self.feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape)
+        self._whole = self._as_one_function()
+
+    def quantized(self) -> "Block":
+        """The same with weights of eight bits; norms stay."""
+        other = copy.copy(self)
+        other.attention, other.feed_forward = self.attention.quantized(), self.feed_forward.quantized()
+        other._whole = other._as_one_function()
+        return other
+
+    def _as_one_function(self) -> Callable[..., tuple[Tensor, Tensor]] | None:
         attention, feed_forward = self.attention, self.feed_forward
         linears = (attention.qkv, attention.output, feed_forward.gate_and_up, feed_forward.down)
-        self._whole = whole_layer(
-            [own.product for own in linears], attention.query_norm, attention.key_norm, self.feed_forward_norm
-        )
+        products = [own.product for own in linears]
+        return whole_layer(products, attention.query_norm, attention.key_norm, self.feed_forward_norm)
 
     def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor]:
         """(x after the attention, what the feed-forward part adds to it): the next norm takes both."""

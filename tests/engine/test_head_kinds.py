@@ -16,6 +16,7 @@ SETTINGS = {
     "seeded": [SamplingParams(temperature=1.0, top_p=0.9, seed=index, max_new_tokens=24) for index in range(8)],
 }
 KINDS = ["eagle-llama3", "eagle-vicuna", "eagle-qwen2", *head_layouts.EAGLE3_LAYOUTS, "mtp", "eagle-mapped", "eagle3-mapped"]
+RUNS = [(1, (1, 1, 2), "none"), (1, (4, 3, 12), "none"), (8, (4, 3, 12), "none"), (8, (4, 3, 12), "int8")]
 
 
 def pair(kind: str, target_dir: Path, tmp_path: Path) -> tuple[Path, Path | None, dict[str, Any]]:
@@ -37,9 +38,9 @@ def test_no_head_changes_the_text(kind: str, target_dir: Path, tmp_path: Path) -
     target, head, options = pair(kind, target_dir, tmp_path)
     for sampling in SETTINGS.values():
         expected = run(make_core(target), PROMPTS, sampling)
-        for batch_size, tree in ((1, (1, 1, 2)), (1, (4, 3, 12)), (8, (4, 3, 12))):
-            core = make_core(target, head, tree, max_running_requests=batch_size, **options)
-            assert run(core, PROMPTS, sampling) == expected
+        for batch_size, tree, quantization in RUNS:
+            own = {**options, "max_running_requests": batch_size, "speculative_draft_model_quantization": quantization}
+            assert run(make_core(target, head, tree, **own), PROMPTS, sampling) == expected
 
 
 def test_a_mapped_head_drafts_mapped_tokens_only(target_dir: Path, tmp_path: Path) -> None:

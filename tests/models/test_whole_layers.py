@@ -65,5 +65,6 @@ def test_a_layer_is_compiled_once_for_each_precision(tmp_path: Path) -> None:
     for name in ("llama", "qwen3", "mistral", "llama-biased"):
         for dtype in (torch.float32, torch.bfloat16):
             logits_and_cache(whole_target(tmp_path / name, name, dtype), [TOKENS])
-    assert len(layer.signatures) <= 2, layer.signatures
+    kinds_of_weights = 2  # as they are, and, where heads have been read, of eight bits
+    assert len(layer.signatures) <= 2 * kinds_of_weights, layer.signatures
     assert len(product.signatures) <= 2, product.signatures

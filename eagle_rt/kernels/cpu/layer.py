@@ -11,29 +11,24 @@ from numba import njit
 from numpy.typing import NDArray
 
 from eagle_rt.kernels.cpu.add_rms_norm import add_rows, norm_rows
-from eagle_rt.kernels.cpu.product import product
+from eagle_rt.kernels.cpu.multiply import Weights, multiply
 from eagle_rt.kernels.cpu.rotate_and_write import rotate_rows
 from eagle_rt.kernels.cpu.row_attention import row_attention
 from eagle_rt.kernels.cpu.silu_and_mul import gate_rows
-from eagle_rt.kernels.cpu.vectors import pairs_of, words_of
+from eagle_rt.kernels.cpu.vectors import pairs_of
 
 
 class LayerWeights(NamedTuple):
-    """Products are a weight and a bias as `product` takes them; norms are their weights, head_norms [2, head_dim] those of queries
-    and keys, or [2, 0]. All are an `array_of` but the words of products."""
+    """head_norms: [2, head_dim] those of queries and keys, or [2, 0]. Norms are an `array_of`."""
 
-    qkv: NDArray
-    qkv_bias: NDArray
+    qkv: Weights
     head_norms: NDArray
     head_norm_eps: np.float32
-    output: NDArray
-    output_bias: NDArray
+    output: Weights
     norm: NDArray
     norm_eps: np.float32
-    gate_and_up: NDArray
-    gate_and_up_bias: NDArray
-    down: NDArray
-    down_bias: NDArray
+    gate_and_up: Weights
+    down: Weights
 
 
 @njit(cache=True)
@@ -54,8 +49,8 @@ def layer(
     """
     total, delta = outputs
     num_rows, num_kv_heads, head_dim = len(x), storage.shape[2], storage.shape[3]
-    qkv = np.empty((num_rows, len(weights.qkv_bias)), dtype=x.dtype)
-    product(words_of(attention_input), weights.qkv, weights.qkv_bias, qkv)
+    qkv = np.empty((num_rows, len(weights.qkv.bias)), dtype=x.dtype)
+    multiply(attention_input, weights.qkv, qkv)
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     queries = np.empty((num_rows, num_heads, head_dim), dtype=x.dtype)
     rotate_rows(
@@ -71,11 +66,11 @@ def layer(
     attended = np.empty_like(queries)
     row_attention(pairs_of(queries), pairs_of(storage), pairs_of(attended), *seen_rows)
     added, normed = np.empty_like(x), np.empty_like(x)
-    product(words_of(attended.reshape((num_rows, num_heads * head_dim))), weights.output, weights.output_bias, added)
+    multiply(attended.reshape((num_rows, num_heads * head_dim)), weights.output, added)
     add_rows(x, added, total)
     norm_rows(total, weights.norm, weights.norm_eps, normed)
-    gate_and_up = np.empty((num_rows, len(weights.gate_and_up_bias)), dtype=x.dtype)
-    product(words_of(normed), weights.gate_and_up, weights.gate_and_up_bias, gate_and_up)
+    gate_and_up = np.empty((num_rows, len(weights.gate_and_up.bias)), dtype=x.dtype)
+    multiply(normed, weights.gate_and_up, gate_and_up)
     gated = np.empty((num_rows, gate_and_up.shape[1] // 2), dtype=x.dtype)
     gate_rows(gate_and_up, gated)
-    product(words_of(gated), weights.down, weights.down_bias, delta)
+    multiply(gated, weights.down, delta)

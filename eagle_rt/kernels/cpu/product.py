@@ -5,13 +5,15 @@ out the same, bit by bit, whichever and how many others are multiplied beside it
 plain decoding would have said.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import njit, prange
 from numba.core import cgutils, types
+from numpy.typing import NDArray
 
 from eagle_rt.kernels.cpu.vectors import operation
 
@@ -26,6 +28,13 @@ FEWEST_ROWS_AHEAD, BYTES_AHEAD = 6, 8192
 F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 SUMS, WORDS, HALVES = (ir.VectorType(element, LANES) for element in (F32, I32, I16))
 HAS_BFLOAT16_DOT = bool(get_host_cpu_features().get("avx512bf16"))
+
+
+class RowWeights(NamedTuple):
+    """W [out, in] as `product` takes it, and a bias [N]: words [N / PANEL, K, PANEL] float32, or int32 of two bfloat16."""
+
+    words: NDArray
+    bias: NDArray[np.float32]
 
 
 class BFloat16(ir.Type):
@@ -98,18 +107,19 @@ def fetch_ahead(builder: Any, places: list[Any]) -> None:
         builder.call(fetch, [ahead, read, second_cache, not_code])
 
 
-def build_tile(builder: Any, num_rows: int, size: Any, x: Any, weight: Any, starts: list[Any]) -> list[Any]:
-    """The sums [num_rows * NUM_VECTORS] of a tile: `starts` [NUM_VECTORS] and, for each k of `size`, x [size, num_rows] times
-    weight [size, PANEL]. Leaves the builder where they are known."""
+def build_tile(builder: Any, size: Any, x: Any, weight: Any, starts: list[Any], add: Callable[..., Any]) -> list[Any]:
+    """The sums [num_rows * NUM_VECTORS] of a tile: `starts`, as many, and, for each k of `size`, x [size, num_rows] times
+    weight [size, PANEL], which `add` adds, see `add_products`. Leaves the builder where they are known."""
+    num_rows = len(starts) // NUM_VECTORS
     before = builder.block
     loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
     builder.branch(loop)
     builder.position_at_end(loop)
     k = builder.phi(I64)
     k.add_incoming(I64(0), before)
-    sums = [builder.phi(SUMS) for _ in range(num_rows * NUM_VECTORS)]
-    for number, total in enumerate(sums):
-        total.add_incoming(starts[number % NUM_VECTORS], before)
+    sums = [builder.phi(start.type) for start in starts]
+    for total, start in zip(sums, starts, strict=True):
+        total.add_incoming(start, before)
     vector = ir.VectorType(x.type.pointee, LANES)
     places = vectors_at(builder, weight, builder.mul(k, I64(PANEL)), vector)
     if num_rows >= FEWEST_ROWS_AHEAD:
@@ -120,7 +130,7 @@ def build_tile(builder: Any, num_rows: int, size: Any, x: Any, weight: Any, star
         place = builder.gep(x, [builder.add(builder.mul(k, I64(num_rows)), I64(row))])
         number = spread(builder, builder.load(place, align=4), vector)
         own = sums[row * NUM_VECTORS : (row + 1) * NUM_VECTORS]
-        results += [add_products(builder, total, column, number) for total, column in zip(own, columns, strict=True)]
+        results += [add(builder, total, column, number) for total, column in zip(own, columns, strict=True)]
     following = builder.add(k, I64(1))
     k.add_incoming(following, loop)
     for total, result in zip(sums, results, strict=True):
@@ -128,6 +138,14 @@ def build_tile(builder: Any, num_rows: int, size: Any, x: Any, weight: Any, star
     builder.cbranch(builder.icmp_signed("<", following, size), loop, done)
     builder.position_at_end(done)
     return results
+
+
+def store_sums(builder: Any, sums: list[Any], outputs: Any, index: Any) -> None:
+    """Sums of a row, in the precision of the outputs, to where the vectors of a panel begin that begins at an index."""
+    if outputs.type.pointee != F32:
+        sums = [rounded(builder, total) for total in sums]
+    for total, place in zip(sums, vectors_at(builder, outputs, index, sums[0].type), strict=True):
+        builder.store(total, place, align=2)
 
 
 @operation
@@ -154,14 +172,10 @@ def multiply_tile(_: Any, x: Any, first: Any, num_rows: Any, weight: Any, panel:
             case = builder.append_basic_block(f"rows.{count}")
             cases.add_case(I64(count), case)
             builder.position_at_end(case)
-            sums = build_tile(builder, count, size, x_data, weight_data, starts)
+            sums = build_tile(builder, size, x_data, weight_data, starts * count, add_products)
             for row in range(count):
                 place = builder.add(builder.mul(builder.add(first, I64(row)), width), column)
-                own = sums[row * NUM_VECTORS : (row + 1) * NUM_VECTORS]
-                if outputs.dtype != types.float32:
-                    own = [rounded(builder, total) for total in own]
-                for total, target in zip(own, vectors_at(builder, outputs_array.data, place, own[0].type), strict=True):
-                    builder.store(total, target, align=2)
+                store_sums(builder, sums[row * NUM_VECTORS : (row + 1) * NUM_VECTORS], outputs_array.data, place)
             builder.branch(after)
         builder.position_at_end(after)
         return context.get_dummy_value()

@@ -56,7 +56,8 @@ class DraftHead(Protocol):
 class Head(CompilableLayers, ABC):
     """A head of one or a few decoder layers. Kinds differ in how token and hidden state enter the first of them.
 
-    Weights are fixed at construction. Everything else that a head goes by stands in `spec`.
+    Weights are fixed at construction; `_fuse` is what projects to the first layer's input, if anything does. Everything else that a
+    head goes by stands in `spec`.
     """
 
     def __init__(self, checkpoint: Checkpoint, spec: HeadSpec, target: Decoder, first_input_size: int) -> None:
@@ -76,6 +77,7 @@ class Head(CompilableLayers, ABC):
         self._later_norms = [
             norm(checkpoint, later_norm_name(checkpoint, index, spec.later_norm), size, eps) for index in range(1, spec.num_layers)
         ]
+        self._fuse: Linear | None = None
         self._final_norm: RMSNorm | None = optional_norm(checkpoint, "norm", size, eps)
         self.token_map = identity_map(vocab_size)
         self._lm_head: Linear = target.lm_head
@@ -119,6 +121,16 @@ class Head(CompilableLayers, ABC):
         other = copy.copy(self)
         other.token_map = TokenMap(ours[kept])
         other._lm_head = self._lm_head.rows(kept)
+        return other
+
+    def quantized(self) -> Self:
+        """The same head with weights of eight bits, but for embeddings and norms: half as much is read for every level that is
+        drafted. What is drafted changes hardly, and what is accepted of it is up to the target as ever."""
+        other = copy.copy(self)
+        other._blocks = [block.quantized() for block in self._blocks]
+        other._lm_head = self._lm_head.quantized()
+        other._fuse = self._fuse.quantized() if self._fuse else None
+        other._compiled = None
         return other
 
     def fuse(self, features: Tensor) -> Tensor:

@@ -34,5 +34,6 @@ class EagleHead(Head):
             embedded = self._embedding_norm(embedded)
         if self._hidden_norm:
             hidden = self._hidden_norm(hidden)
+        assert self._fuse
         x = self._fuse(torch.cat((embedded, hidden) if self.spec.embedding_first else (hidden, embedded), dim=-1))
         return x, self._input_norm(x) if self._input_norm else x

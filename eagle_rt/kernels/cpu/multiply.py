@@ -1,0 +1,27 @@
+"""Products of rows with weights of any kind, for compiled functions; needs numba."""
+
+from numba.core import types
+from numba.extending import overload
+from numpy.typing import NDArray
+
+from eagle_rt.kernels.cpu.int8_product import Int8Weights, int8_product
+from eagle_rt.kernels.cpu.product import RowWeights, product
+from eagle_rt.kernels.cpu.vectors import words_of
+
+Weights = RowWeights | Int8Weights
+
+
+def multiply(x: NDArray, weights: Weights, outputs: NDArray) -> None:
+    """Fills outputs [T, N] with x [T, in] times the weights, and their bias. Both are an `array_of`."""
+    if isinstance(weights, Int8Weights):
+        int8_product(x, weights, outputs)
+    else:
+        product(words_of(x), weights.words, weights.bias, outputs)
+
+
+@overload(multiply)
+def _compiled_multiply(x, weights, outputs):  # numba wants the parameters of what it returns, and no annotations
+    assert isinstance(weights, types.NamedTuple)
+    if weights.instance_class is Int8Weights:
+        return lambda x, weights, outputs: int8_product(x, weights, outputs)
+    return lambda x, weights, outputs: product(words_of(x), weights.words, weights.bias, outputs)

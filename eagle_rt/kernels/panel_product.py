@@ -1,0 +1,90 @@
+"""Products of rows on a CPU by our own kernels; needs numba."""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from eagle_rt.kernels.cpu.int8_product import Int8Weights
+from eagle_rt.kernels.cpu.multiply import Weights, multiply
+from eagle_rt.kernels.cpu.product import PANEL, RowWeights
+from eagle_rt.kernels.cpu.threads import use_torch_threads
+from eagle_rt.kernels.cpu.vectors import array_of, words_of
+from eagle_rt.kernels.packed_linear import OpaqueProduct
+
+# Rows that are rounded to eight bits at a time: no more of a weight is in memory twice.
+ROUNDED_ROWS = 4096
+
+
+class PanelProduct(OpaqueProduct):
+    """x W^T + b with W [out, in] laid out in panels, see `cpu.product`. A row comes out the same whatever else is in x.
+
+    panels: [panels, in words, PANEL, numbers of a word]; what they and the weights hold beyond `out` and `in` is nothing, and where
+    there is none of that they are whole.
+    """
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, panels: Tensor, weights: Weights) -> None:
+        super().__init__()
+        self.out_size, self.in_size = shape
+        self.panels, self.weights = panels, weights
+        self._num_more_inputs = panels.shape[1] * panels.shape[3] - self.in_size
+        self.is_whole = self._num_more_inputs == 0 and len(weights.bias) == self.out_size
+        self.multiply(torch.zeros(1, self.in_size, dtype=dtype))  # compiled now rather than in the first pass
+
+    def multiply(self, x: Tensor) -> Tensor:
+        use_torch_threads()
+        if self._num_more_inputs:
+            x = functional.pad(x, (0, self._num_more_inputs))
+        outputs = x.new_empty(len(x), len(self.weights.bias))
+        multiply(array_of(x.contiguous()), self.weights, array_of(outputs))
+        return outputs[:, : self.out_size]
+
+    def unpacked(self) -> Tensor:
+        weight = self.panels.transpose(1, 2).flatten(2).flatten(0, 1)
+        return weight[: self.out_size, : self.in_size].contiguous()
+
+
+class RowProduct(PanelProduct):
+    """The weight as it is."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        panels = in_panels(weight)
+        weights = RowWeights(words_of(array_of(panels)).reshape(panels.shape[:3]), filled_up(bias, len(weight)))
+        super().__init__(weight.shape, weight.dtype, panels, weights)
+
+
+class Int8Product(PanelProduct):
+    """The weight in eight bits, each output's in steps of its own: 127 of them are its largest."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._dtype, self._scales = weight.dtype, weight.abs().amax(1).float() / 127
+        rounded = torch.empty(weight.shape, dtype=torch.int8)
+        for own, part, steps in zip(*(whole.split(ROUNDED_ROWS) for whole in (rounded, weight, self._scales)), strict=True):
+            own.copy_((part.float() / steps.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
+        panels = in_panels(rounded)
+        words = panels.numpy().reshape(*panels.shape[:2], -1).view(np.uint32)
+        offsets = -128 * panels.sum((1, 3), dtype=torch.int32).flatten()
+        weights = Int8Weights(words, filled_up(self._scales, len(weight)), offsets.numpy(), filled_up(bias, len(weight)))
+        super().__init__(weight.shape, weight.dtype, panels, weights)
+
+    def unpacked(self) -> Tensor:
+        return (super().unpacked() * self._scales[:, None]).to(self._dtype)
+
+
+def in_panels(weight: Tensor) -> Tensor:
+    """W [out, in] as panels, filled up with nothing."""
+    out_size, in_size = weight.shape
+    together = 4 // weight.itemsize
+    num_more_inputs, num_more_outputs = -in_size % together, -out_size % PANEL
+    if num_more_inputs or num_more_outputs:
+        weight = functional.pad(weight, (0, num_more_inputs, 0, num_more_outputs))
+    num_panels, num_words = len(weight) // PANEL, weight.shape[1] // together
+    panels = weight.new_empty(num_panels, num_words, PANEL, together)
+    panels.transpose(1, 2).copy_(weight.view(num_panels, PANEL, num_words, together))
+    return panels
+
+
+def filled_up(values: Tensor | None, out_size: int) -> np.ndarray:
+    """One of each output, as float32 for whole panels."""
+    values = torch.zeros(out_size) if values is None else values.float()
+    return functional.pad(values, (0, -out_size % PANEL)).numpy()
