@@ -15,6 +15,8 @@ from numba.core import types
 from numpy.typing import NDArray
 
 from eagle_rt.kernels.cpu.product import (
+    F32,
+    I32,
     I64,
     LANES,
     MANY_TILES,
@@ -117,25 +119,48 @@ def multiply_bytes(_: Any, x: Any, x_scales: Any, first: Any, num_rows: Any, wei
     return types.void(x, x_scales, types.intp, types.intp, weights, types.intp, outputs), build
 
 
+@operation
+def size_bits(_: Any, number: Any) -> Any:
+    """Of a float32 without its sign: of two numbers the larger has more, and what is no number has most."""
+
+    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.and_(builder.bitcast(values[0], I32), I32(0x7FFFFFFF))
+
+    return types.int32(types.float32), build
+
+
+@operation
+def number_of_bits(_: Any, bits: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.bitcast(values[0], F32)
+
+    return types.float32(types.int32), build
+
+
 @njit(cache=True)
 def cut_row(row: np.ndarray, place: int, step: int, words: np.ndarray) -> np.float32:
     """Puts the numbers of a row into words from a place on, `step` apart, their upper bytes and beside them the lower ones; the
     size of their steps, no number where one of the row is none."""
-    most, has_numbers = ZERO, True
-    for element in row:
-        size = abs(number_of(element))
-        has_numbers &= size - size == ZERO
-        most = max(most, size)
+    most_bits = np.int32(0)
+    for k in range(len(row)):
+        most_bits = max(most_bits, size_bits(number_of(row[k])))
+    most = number_of_bits(most_bits)
+    has_numbers = most < np.inf
     steps = MOST_STEPS / most if has_numbers and most > ZERO else ZERO
-    for k in range(0, len(row), TOGETHER):
-        upper, lower = np.uint32(0), np.uint32(0)
-        for byte in range(TOGETHER):
-            number = np.uint32(number_of(row[k + byte]) * steps + OFFSET if has_numbers else OFFSET)
-            upper |= (number >> np.uint32(8)) << np.uint32(8 * byte)
-            lower |= (number & np.uint32(255)) << np.uint32(8 * byte)
-        words[place], words[place + 1] = upper, lower
+    halves = np.empty(len(row), dtype=np.uint16)
+    for k in range(len(row)):
+        halves[k] = np.int32(number_of(row[k]) * steps + OFFSET)
+    for four in halves.view(np.uint64):
+        words[place], words[place + 1] = every_other_byte(four >> np.uint64(8)), every_other_byte(four)
         place += step
     return most / MOST_STEPS if has_numbers else np.float32(np.nan)
+
+
+@njit(cache=True)
+def every_other_byte(four: np.uint64) -> np.uint32:
+    """The lower bytes of four halves."""
+    pairs = (four & np.uint64(0x00FF00FF00FF00FF)) | ((four & np.uint64(0x00FF00FF00FF00FF)) >> np.uint64(8))
+    return np.uint32(pairs & np.uint64(0xFFFF)) | np.uint32((pairs >> np.uint64(16)) & np.uint64(0xFFFF0000))
 
 
 @njit(cache=True)
