@@ -56,9 +56,9 @@ class RowPlan:
             self.lows[window] = np.zeros_like(self.rows) if window is None else np.maximum(self.positions - window + 1, 0)
         return self.lows[window]
 
-    def seen_rows(self, window: int | None) -> tuple[NDArray, ...]:
-        """What `row_attention` takes beside queries, cache and outputs."""
-        return self.rows, self.bounds, self.lows_of(window), self.prefixes, self.widths, self.seen, self.firsts, self.table
+    def seen_rows(self) -> tuple[NDArray, ...]:
+        """What `row_attention` takes beside queries, cache, outputs and lows."""
+        return self.rows, self.bounds, self.prefixes, self.widths, self.seen, self.firsts, self.table
 
 
 class RowAttention(WholeLayers):
@@ -93,7 +93,8 @@ class RowAttention(WholeLayers):
     def run(self, queries: Tensor, layer: int, plan: RowPlan, window: int | None) -> Tensor:
         queries = queries.contiguous()
         outputs, pairs = torch.empty_like(queries), PAIRS[self._dtype]
-        row_attention(queries.view(pairs).numpy(), plan.cache[layer], outputs.view(pairs).numpy(), *plan.seen_rows(window))
+        own_queries, own_outputs = queries.view(pairs).numpy(), outputs.view(pairs).numpy()
+        row_attention(own_queries, plan.cache[layer], own_outputs, plan.lows_of(window), *plan.seen_rows())
         for own in plan.alone:
             outputs[own.rows] = run_sequence(queries[own.rows], plan.pool, layer, own, window)
         return outputs

@@ -9,11 +9,12 @@ from eagle_rt.kernels.cpu.int8_product import Int8Weights
 from eagle_rt.kernels.cpu.multiply import Weights, multiply
 from eagle_rt.kernels.cpu.product import PANEL, RowWeights
 from eagle_rt.kernels.cpu.threads import use_torch_threads
-from eagle_rt.kernels.cpu.vectors import array_of, words_of
+from eagle_rt.kernels.cpu.vectors import array_of
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 
 # Rows that are rounded to eight bits at a time: no more of a weight is in memory twice.
 ROUNDED_ROWS = 4096
+WORDS = {torch.float32: torch.float32, torch.bfloat16: torch.int32, torch.int8: torch.uint32}
 
 
 class PanelProduct(OpaqueProduct):
@@ -39,6 +40,11 @@ class PanelProduct(OpaqueProduct):
         multiply(array_of(x.contiguous()), self.weights, array_of(outputs))
         return outputs[:, : self.out_size]
 
+    def move_to(self, panels: Tensor) -> None:
+        """Keep the weight there."""
+        self.panels = panels.copy_(self.panels)
+        self.weights = self.weights._replace(words=words_in(panels))
+
     def unpacked(self) -> Tensor:
         weight = self.panels.transpose(1, 2).flatten(2).flatten(0, 1)
         return weight[: self.out_size, : self.in_size].contiguous()
@@ -49,7 +55,7 @@ class RowProduct(PanelProduct):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         panels = in_panels(weight)
-        weights = RowWeights(words_of(array_of(panels)).reshape(panels.shape[:3]), filled_up(bias, len(weight)))
+        weights = RowWeights(words_in(panels), filled_up(bias, len(weight)))
         super().__init__(weight.shape, weight.dtype, panels, weights)
 
 
@@ -62,9 +68,8 @@ class Int8Product(PanelProduct):
         for own, part, steps in zip(*(whole.split(ROUNDED_ROWS) for whole in (rounded, weight, self._scales)), strict=True):
             own.copy_((part.float() / steps.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
         panels = in_panels(rounded)
-        words = panels.numpy().reshape(*panels.shape[:2], -1).view(np.uint32)
         offsets = -128 * panels.sum((1, 3), dtype=torch.int32).flatten()
-        weights = Int8Weights(words, filled_up(self._scales, len(weight)), offsets.numpy(), filled_up(bias, len(weight)))
+        weights = Int8Weights(words_in(panels), filled_up(self._scales, len(weight)), offsets.numpy(), filled_up(bias, len(weight)))
         super().__init__(weight.shape, weight.dtype, panels, weights)
 
     def unpacked(self) -> Tensor:
@@ -82,6 +87,11 @@ def in_panels(weight: Tensor) -> Tensor:
     panels = weight.new_empty(num_panels, num_words, PANEL, together)
     panels.transpose(1, 2).copy_(weight.view(num_panels, PANEL, num_words, together))
     return panels
+
+
+def words_in(panels: Tensor) -> np.ndarray:
+    """Their memory as products read it, with the last axis in one word."""
+    return panels.view(WORDS[panels.dtype])[..., 0].numpy()
 
 
 def filled_up(values: Tensor | None, out_size: int) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""Passes whose layers are one compiled function each, on a CPU: what they share, and which layers can be."""
+"""Passes whose layers are one compiled function, on a CPU: what they share, and which layers can be."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,14 +14,18 @@ from eagle_rt.kernels.rms_norm import RMSNorm
 class SeenRows(Protocol):
     """What the attention of one pass goes by."""
 
-    def seen_rows(self, window: int | None) -> tuple[NDArray, ...]:
-        """What `cpu.row_attention` takes beside queries, cache and outputs, for layers of this window."""
+    def seen_rows(self) -> tuple[NDArray, ...]:
+        """What `cpu.row_attention` takes beside queries, cache, outputs and lows."""
+        ...
+
+    def lows_of(self, window: int | None) -> NDArray:
+        """[T] the first places that rows see in layers of this window."""
         ...
 
 
 @dataclass(frozen=True)
 class WholePass:
-    """What all layers of a pass share that are one compiled function each, as arrays of `cpu.vectors.array_of`.
+    """What all layers of a pass share that are one compiled function, as arrays of `cpu.vectors.array_of`.
 
     angles: cos and sin [T, head_dim]. storage: [L, S, 2, kv heads, head_dim], of which slots [T] are written.
     """
@@ -42,14 +46,35 @@ def whole_pass(cos: Tensor, sin: Tensor, storage: Tensor, slots: Tensor, seen: S
     return WholePass(angles, array_of(storage), slots.contiguous().numpy(), seen)
 
 
-def whole_layer(
-    products: Sequence[OpaqueProduct | None], query_norm: RMSNorm | None, key_norm: RMSNorm | None, feed_forward_norm: RMSNorm
-) -> Callable[..., tuple[Tensor, Tensor]] | None:
-    """A decoder layer as one compiled function, see `WholeLayer`; None where not all of its products are our kernel's."""
-    if any(product is None or isinstance(product, PackedProduct) for product in products):
-        return None
-    from eagle_rt.kernels.panel_product import PanelProduct  # not everywhere is numba installed
-    from eagle_rt.kernels.whole_layer import WholeLayer
+@dataclass(frozen=True)
+class LayerParts:
+    """What a decoder layer is made of: products of queries, keys and values, of the output, of gate and up, and of down; norms of
+    queries and keys, if there are any, and the one before the gate; and how far back its attention sees."""
 
-    own = [product for product in products if isinstance(product, PanelProduct) and product.is_whole]
-    return WholeLayer(own, query_norm, key_norm, feed_forward_norm) if len(own) == len(products) else None
+    products: tuple[OpaqueProduct | None, ...]
+    query_norm: RMSNorm | None
+    key_norm: RMSNorm | None
+    feed_forward_norm: RMSNorm
+    window: int | None
+
+
+class StackedLayers(Protocol):
+    """Like layers in a row, with the norms after each, as one compiled function: see `layer_stack.LayerStack`."""
+
+    def __call__(
+        self, x: Tensor, attention_input: Tensor, shared: WholePass, captured: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+def layer_stack(layers: Sequence[LayerParts], norms: Sequence[RMSNorm | None], first: int = 0) -> StackedLayers | None:
+    """Like layers in a row, which are those from `first` on of the cache, with the norms after each, as one compiled function; None
+    where not all of their products are our kernel's. The products' weights move to where those of all layers lie."""
+    products = [product for layer in layers for product in layer.products]
+    if not products or any(product is None or isinstance(product, PackedProduct) for product in products):
+        return None
+    from eagle_rt.kernels.layer_stack import LayerStack  # not everywhere is numba installed
+    from eagle_rt.kernels.panel_product import PanelProduct
+
+    if not all(isinstance(product, PanelProduct) and product.is_whole for product in products):
+        return None
+    return LayerStack(layers, norms, first)

@@ -11,6 +11,7 @@ from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels.whole_pass import layer_stack
 from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.layers import Attend, Block, Linear, linear, norm, pass_context
 from eagle_rt.models.rope import Rope
@@ -49,6 +50,7 @@ class Decoder(CompilableLayers):
         is_tied = spec.tie_word_embeddings or "lm_head.weight" not in checkpoint
         self.lm_head = Linear(self.embedding) if is_tied else linear(checkpoint, "lm_head", vocab_size, size)
         self._rope = Rope(spec.rope, context_length, dtype, device)
+        self._stack = layer_stack([block.parts for block in self._blocks], [*self._norms[1:], self.final_norm])
 
     def forward(self, batch: Batch, pool: KVPool, backend: AttentionBackend, feature_layers: tuple[int, ...] = ()) -> TargetOutput:
         """One pass over the batch's T tokens, which also writes their cache rows."""
@@ -57,6 +59,9 @@ class Decoder(CompilableLayers):
     def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend, feature_layers: tuple[int, ...]) -> TargetOutput:
         context = pass_context(self._rope, positions, attend)
         x, delta = functional.embedding(tokens, self.embedding), None
+        if self._stack and context.whole:
+            _, hidden, features = self._stack(x, self._norms[0](x), context.whole, feature_layers)
+            return TargetOutput(hidden, features if feature_layers else None)
         captured = {}
         for index, (block, block_norm) in enumerate(zip(self._blocks, self._norms, strict=True)):
             x, normed = block_norm.after_adding(x, delta)

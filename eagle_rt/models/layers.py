@@ -15,7 +15,7 @@ from eagle_rt.kernels.products import int8_product_with, product_with
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
-from eagle_rt.kernels.whole_pass import WholePass, whole_layer, whole_pass
+from eagle_rt.kernels.whole_pass import LayerParts, WholePass, whole_pass
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
@@ -168,25 +168,22 @@ class Block:
         self.attention = Attention(checkpoint, f"{prefix}.self_attn", shape, input_size, window)
         self.feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", shape.hidden_size, shape.rms_norm_eps)
         self.feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape)
-        self._whole = self._as_one_function()
 
     def quantized(self) -> "Block":
         """The same with weights of eight bits; norms stay."""
         other = copy.copy(self)
         other.attention, other.feed_forward = self.attention.quantized(), self.feed_forward.quantized()
-        other._whole = other._as_one_function()
         return other
 
-    def _as_one_function(self) -> Callable[..., tuple[Tensor, Tensor]] | None:
+    @property
+    def parts(self) -> LayerParts:
         attention, feed_forward = self.attention, self.feed_forward
         linears = (attention.qkv, attention.output, feed_forward.gate_and_up, feed_forward.down)
-        products = [own.product for own in linears]
-        return whole_layer(products, attention.query_norm, attention.key_norm, self.feed_forward_norm)
+        products = tuple(own.product for own in linears)
+        return LayerParts(products, attention.query_norm, attention.key_norm, self.feed_forward_norm, attention.window)
 
     def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor]:
         """(x after the attention, what the feed-forward part adds to it): the next norm takes both."""
-        if self._whole and context.whole:
-            return self._whole(x, attention_input, layer, self.attention.window, context.whole)
         x, normed = self.feed_forward_norm.after_adding(x, self.attention(attention_input, layer, context))
         return x, self.feed_forward(normed)
 

@@ -27,15 +27,14 @@ def logits_and_cache(target: Decoder, texts: list[list[int]]) -> tuple[Tensor, T
 
 
 def in_parts(target: Decoder) -> Decoder:
-    for block in target._blocks:
-        block._whole = None
+    target._stack = None
     return target
 
 
 def whole_target(directory: Path, name: str, dtype: torch.dtype) -> Decoder:
     checkpoints.write_target(directory, name)
     target = load_target(directory, dtype=dtype)
-    if not all(block._whole for block in target._blocks):
+    if not target._stack:
         pytest.skip("other products serve on this processor")
     return target
 

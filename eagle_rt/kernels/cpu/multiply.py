@@ -19,6 +19,21 @@ def multiply(x: NDArray, weights: Weights, outputs: NDArray) -> None:
         product(words_of(x), weights.words, weights.bias, outputs)
 
 
+def weights_at(weights: Weights, layer: int) -> Weights:
+    """Of weights with one more axis, the first: those of one layer."""
+    return type(weights)(*(values[layer] for values in weights))
+
+
+@overload(weights_at)
+def _compiled_weights_at(weights, layer):  # numba wants the parameters of what it returns, and no annotations
+    assert isinstance(weights, types.NamedTuple)
+    if weights.instance_class is Int8Weights:
+        return lambda weights, layer: Int8Weights(
+            weights.words[layer], weights.scales[layer], weights.offsets[layer], weights.bias[layer]
+        )
+    return lambda weights, layer: RowWeights(weights.words[layer], weights.bias[layer])
+
+
 @overload(multiply)
 def _compiled_multiply(x, weights, outputs):  # numba wants the parameters of what it returns, and no annotations
     assert isinstance(weights, types.NamedTuple)

@@ -14,6 +14,7 @@ from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.rms_norm import RMSNorm
+from eagle_rt.kernels.whole_pass import StackedLayers, layer_stack
 from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.spec import HeadSpec
@@ -82,6 +83,7 @@ class Head(CompilableLayers, ABC):
         self.token_map = identity_map(vocab_size)
         self._lm_head: Linear = target.lm_head
         self._rope = self._make_rope()
+        self._stacks: list[StackedLayers] | None = None
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -131,7 +133,18 @@ class Head(CompilableLayers, ABC):
         other._lm_head = self._lm_head.quantized()
         other._fuse = self._fuse.quantized() if self._fuse else None
         other._compiled = None
+        other.join_layers()
         return other
+
+    def join_layers(self) -> None:
+        """Make one compiled function of the first layer, and one of those after it, where that can be, once all weights are
+        read."""
+        parts, norms = [block.parts for block in self._blocks], [*self._later_norms, self._final_norm]
+        runs = [(0, 1), (1, len(parts))] if len(parts) > 1 else [(0, 1)]
+        stacks = [layer_stack(parts[first:last], norms[first:last], first) for first, last in runs]
+        self._stacks = [stack for stack in stacks if stack]
+        if len(self._stacks) < len(runs):
+            self._stacks = None
 
     def fuse(self, features: Tensor) -> Tensor:
         return features
@@ -142,6 +155,11 @@ class Head(CompilableLayers, ABC):
     def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend, hidden: Tensor) -> Tensor:
         context = pass_context(self._rope, positions, attend)
         x, attention_input = self._enter(functional.embedding(tokens, self._embedding), hidden, positions)
+        if self._stacks and context.whole:
+            normed = attention_input
+            for stack in self._stacks:
+                x, normed, _ = stack(x, normed, context.whole)
+            return normed if self._final_norm and self.spec.norm_output else x
         x, delta = self._blocks[0](x, attention_input, 0, context)
         for index, (block, block_norm) in enumerate(zip(self._blocks[1:], self._later_norms, strict=True), start=1):
             x, normed = block_norm.after_adding(x, delta)

@@ -78,6 +78,7 @@ def load_head(head_dir: Path, target: Decoder, algorithm: str, dtype: torch.dtyp
         head = head_class(checkpoint, head_spec(config, target.spec, kind), target)
     finally:
         unused = checkpoint.finish()
+    head.join_layers()
     return head, unused
 
 
@@ -92,4 +93,5 @@ def load_mtp_head(target_dir: Path, target: Decoder, dtype: torch.dtype, device:
         head = EagleHead(checkpoint, mtp_spec(target.spec), target)
     finally:
         unused = checkpoint.finish()
+    head.join_layers()
     return head, unused

@@ -1,0 +1,88 @@
+"""Decoder layers of few rows on a CPU as one compiled function; needs numba."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from eagle_rt.kernels.cpu.layer import LayerWeights
+from eagle_rt.kernels.cpu.layers import RunWeights, layers
+from eagle_rt.kernels.cpu.multiply import Weights
+from eagle_rt.kernels.cpu.threads import use_torch_threads
+from eagle_rt.kernels.cpu.vectors import array_of
+from eagle_rt.kernels.panel_product import PanelProduct, words_in
+from eagle_rt.kernels.rms_norm import RMSNorm
+from eagle_rt.kernels.whole_pass import LayerParts, WholePass
+
+
+class LayerStack:
+    """What `models.layers.Block` does, for like layers in a row, and the norms after each; where there is none, what they return is
+    not to be used. See `whole_pass.layer_stack`."""
+
+    def __init__(self, parts: Sequence[LayerParts], norms: Sequence[RMSNorm | None], first: int) -> None:
+        qkv, output, gate_and_up, down = (together(own) for own in zip(*(layer.products for layer in parts), strict=True))
+        before_gate = [layer.feed_forward_norm for layer in parts]
+        own = LayerWeights(
+            qkv,
+            array_of(torch.stack([head_norms(layer) for layer in parts])),
+            np.float32(parts[0].query_norm.eps if parts[0].query_norm else 0.0),
+            output,
+            array_of(torch.stack([norm.weight for norm in before_gate])),
+            np.float32(before_gate[0].eps),
+            gate_and_up,
+            down,
+        )
+        given = [norm or RMSNorm(torch.ones_like(before_gate[0].weight), 1.0) for norm in norms]
+        self._weights = RunWeights(own, array_of(torch.stack([norm.weight for norm in given])), np.float32(given[0].eps))
+        self._first, self._last = first, first + len(parts)
+        self._windows = list(dict.fromkeys(layer.window for layer in parts))
+        self._window_of_layer = np.array([self._windows.index(layer.window) for layer in parts])
+        self._captured: dict[tuple[int, ...], NDArray[np.int64]] = {}
+
+    def __call__(
+        self, x: Tensor, attention_input: Tensor, shared: WholePass, captured: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """([T, H] the residual stream behind the layers, [T, H] the norm of that, what is captured [T, C * H] side by side).
+
+        x: [T, H] what enters the first layer, and [T, in] what its attention reads. captured: before which layers the residual
+        stream is wanted, the number of layers for behind the last one, and -1 for its norm.
+        """
+        use_torch_threads()
+        if captured not in self._captured:
+            self._captured[captured] = np.array(captured, dtype=np.int64)
+        stream, normed, features = torch.empty_like(x), torch.empty_like(x), x.new_empty(len(x), len(captured) * x.shape[1])
+        layers(
+            array_of(x.contiguous()),
+            array_of(attention_input.contiguous()),
+            self._weights,
+            shared.angles,
+            shared.storage[self._first : self._last],
+            shared.slots,
+            shared.seen.seen_rows(),
+            np.stack([shared.seen.lows_of(window) for window in self._windows]),
+            self._window_of_layer,
+            self._captured[captured],
+            (array_of(stream), array_of(normed), array_of(features)),
+        )
+        return stream, normed, features
+
+
+def together(products: Sequence[PanelProduct]) -> Weights:
+    """The weights of several layers, with one more axis, the first. They move one by one, so that no more than one is in memory
+    twice."""
+    panels = products[0].panels[None]
+    if len(products) > 1:
+        panels = panels.new_empty(len(products), *panels.shape[1:])
+        for product, place in zip(products, panels, strict=True):
+            product.move_to(place)
+    small = {name: np.stack([getattr(own.weights, name) for own in products]) for name in products[0].weights._fields[1:]}
+    return products[0].weights._replace(words=words_in(panels), **small)
+
+
+def head_norms(layer: LayerParts) -> Tensor:
+    """[2, head_dim] those of queries and keys, or [2, 0]."""
+    if layer.query_norm and layer.key_norm:
+        return torch.stack((layer.query_norm.weight, layer.key_norm.weight))
+    return layer.feed_forward_norm.weight.new_empty(2, 0)
