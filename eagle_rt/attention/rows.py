@@ -76,7 +76,7 @@ class RowAttention(WholeLayers):
         assert isinstance(batch.rows, HostRows)
         use_torch_threads()
         starts, lengths = np.array(batch.query_starts), np.array(batch.rows.kv_lens)
-        are_many = np.diff(starts) > MANY_QUERIES
+        are_many = starts[1:] - starts[:-1] > MANY_QUERIES
         alone = [sequence_plan(batch, int(b), self._dtype) for b in np.flatnonzero(are_many)]
         seen, widths = (NOTHING_SEEN, NO_WIDTHS) if batch.tree_mask is None else host_mask(batch.tree_mask)
         firsts, table = batch.rows.firsts_and_table()

@@ -1,6 +1,9 @@
 """Where an operation has a kernel of ours and a torch twin: which of them runs."""
 
 import importlib.util
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,3 +26,19 @@ def prefers_compiled(x: Tensor, dtype: torch.dtype) -> bool:
         and dtype in (torch.float32, torch.bfloat16)
         and not torch.compiler.is_compiling()
     )
+
+
+def kernel_for(name: str, x: Tensor) -> Callable[..., Any] | None:
+    """The kernel of this name for x's device and precision; None where the twin is to run."""
+    return _kernel("triton", name) if prefers_triton(x) else compiled_kernel(name, x, x.dtype)
+
+
+def compiled_kernel(name: str, x: Tensor, dtype: torch.dtype) -> Callable[..., Any] | None:
+    """The same where there is none for a GPU, or it is called otherwise."""
+    return _kernel("cpu", name) if prefers_compiled(x, dtype) else None
+
+
+@cache
+def _kernel(kind: str, name: str) -> Callable[..., Any]:
+    """Imported when it is first called for: not everywhere is triton or numba installed."""
+    return getattr(importlib.import_module(f"eagle_rt.kernels.{kind}.{name}"), name)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from eagle_rt.kernels import dispatch
+from eagle_rt.kernels.dispatch import compiled_kernel, kernel_for
 
 
 class RMSNorm:
@@ -22,27 +22,21 @@ class RMSNorm:
         self._floor = torch.tensor(math.sqrt(size * eps), device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.dim() == 2 and self._has_kernel(x):
-            return self._in_one_kernel(x, None)[1]
+        if x.dim() == 2 and (kernel := kernel_for("add_rms_norm", x)):
+            return kernel(x, None, self.weight, self.eps)[1]
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
         return (x / torch.hypot(length, self._floor) * self._scaled_weight).to(x.dtype)
 
     def after_adding(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """(x + delta, the norm of that) for [R, H]; delta None adds nothing."""
-        if self._has_kernel(x):
-            return self._in_one_kernel(x, delta)
+        if kernel := kernel_for("add_rms_norm", x):
+            return kernel(x, delta, self.weight, self.eps)
         x = x if delta is None else x + delta
         return x, self(x)
 
-    @staticmethod
-    def _has_kernel(x: Tensor) -> bool:
-        return dispatch.prefers_triton(x) or dispatch.prefers_compiled(x, x.dtype)
 
-    def _in_one_kernel(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        # Not everywhere is triton or numba installed.
-        if x.is_cuda:
-            from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
-        else:
-            from eagle_rt.kernels.cpu.add_rms_norm import add_rms_norm
-
-        return add_rms_norm(x, delta, self.weight, self.eps)
+def norms_side_by_side(x: Tensor, x_norm: RMSNorm, y: Tensor, y_norm: RMSNorm) -> Tensor:
+    """[R, H + J] the norms of x [R, H] and of y [R, J]."""
+    if kernel := compiled_kernel("norms_side_by_side", x, x.dtype):
+        return kernel(x, x_norm.weight, x_norm.eps, y, y_norm.weight, y_norm.eps)
+    return torch.cat((x_norm(x), y_norm(y)), dim=-1)

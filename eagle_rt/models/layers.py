@@ -132,12 +132,8 @@ class Attention:
         return qkv[:, : self._heads], qkv[:, self._heads :].unflatten(1, (2, self._kv_heads))
 
     def _turn_and_write(self, qkv: Tensor, layer: int, context: PassContext, pool: KVPool, slots: Tensor) -> Tensor:
-        # Not everywhere is triton or numba installed.
-        if qkv.is_cuda:
-            from eagle_rt.kernels.triton.rotate_and_write import rotate_and_write
-        else:
-            from eagle_rt.kernels.cpu.rotate_and_write import rotate_and_write
-
+        rotate_and_write = dispatch.kernel_for("rotate_and_write", qkv)
+        assert rotate_and_write  # or there would be no cache in the context
         weights, eps = None, 0.0
         if self.query_norm and self.key_norm:
             weights, eps = (self.query_norm.weight, self.key_norm.weight), self.query_norm.eps

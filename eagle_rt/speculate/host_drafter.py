@@ -13,7 +13,7 @@ from torch import Tensor
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.batch import Batch, HostRows, slots_at
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.kernels import dispatch
+from eagle_rt.kernels.dispatch import compiled_kernel
 from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Bools, Candidates, Ints, joined
@@ -191,10 +191,8 @@ class HostDrafter:
 
 def best_children(logits: Tensor, top_k: int, sharpness: float) -> tuple[Tensor, Tensor]:
     """`tree.expand.top_children` by the kernel that is for this device, if there is one."""
-    if dispatch.prefers_compiled(logits, logits.dtype):
-        from eagle_rt.kernels.cpu import top_children as kernel  # not everywhere is numba installed
-
-        return kernel.top_children(logits.contiguous(), top_k, sharpness)
+    if kernel := compiled_kernel("top_children", logits, logits.dtype):
+        return kernel(logits.contiguous(), top_k, sharpness)
     return top_children(logits, top_k, sharpness)
 
 

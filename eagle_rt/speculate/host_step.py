@@ -166,7 +166,7 @@ class HostStepper:
 
     def _verify(self, sequences: list[HostSequence], sampling: SamplingBatch, trees: PackedTrees) -> tuple[Choose, Tensor | None]:
         """What the target chooses after nodes, and the nodes' features [T, F]."""
-        counts = np.diff(trees.starts).tolist()
+        counts = [stop - start for start, stop in zip(trees.starts, trees.starts[1:], strict=False)]
         visible = None if trees.is_plain else trees.visible
         batch = packed_scratch_batch(sequences, counts, counts, trees.tokens, trees.depths, trees.places, visible, self._device)
         output = self.target.forward(batch, self.pool, self._backend, self.feature_layers)

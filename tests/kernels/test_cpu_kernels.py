@@ -1,5 +1,7 @@
 """Compiled functions for CPUs against their twins in torch."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,10 +10,11 @@ from hypothesis import strategies as st
 from numba import njit
 from torch.nn import functional
 
+from eagle_rt.kernels.cpu import drop_stale_code
 from eagle_rt.kernels.cpu import int8_product as int8_product_module
 from eagle_rt.kernels.cpu import product as product_module
 from eagle_rt.kernels.cpu.add_rms_norm import add_rms_norm
-from eagle_rt.kernels.cpu.angles import cos_sin
+from eagle_rt.kernels.cpu.cos_sin import cos_sin
 from eagle_rt.kernels.cpu.int8_product import MOST_ROWS as INT8_MOST_ROWS
 from eagle_rt.kernels.cpu.product import MOST_ROWS, PANEL, product
 from eagle_rt.kernels.cpu.rotate_and_write import rotate_and_write
@@ -19,7 +22,7 @@ from eagle_rt.kernels.cpu.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.cpu.top_children import top_children
 from eagle_rt.kernels.cpu.vectors import array_of, words_of
 from eagle_rt.kernels.panel_product import Int8Product, RowProduct
-from eagle_rt.kernels.rms_norm import RMSNorm
+from eagle_rt.kernels.rms_norm import RMSNorm, norms_side_by_side
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.tree.expand import top_children as top_children_in_torch
 
@@ -162,6 +165,14 @@ def test_adding_and_norm(dtype: torch.dtype, num_rows: int, size: int) -> None:
             torch.testing.assert_close(found, expected, rtol=0.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_side_by_side(dtype: torch.dtype) -> None:
+    x, y, weights = torch.randn(5, 33).to(dtype), torch.randn(5, 64).to(dtype), (torch.rand(33).to(dtype), torch.rand(64).to(dtype))
+    expected = torch.cat((norm_in_torch(x, weights[0]), norm_in_torch(y, weights[1])), dim=1)
+    found = norms_side_by_side(x, RMSNorm(weights[0], 1e-5), y, RMSNorm(weights[1], 1e-5))
+    torch.testing.assert_close(found, expected, rtol=0.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
 def gate_in_torch(gate_and_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_and_up.chunk(2, dim=-1)
     return functional.silu(gate) * up
@@ -238,3 +249,25 @@ def test_sums_are_rounded_to_the_nearest_and_of_two_to_the_even_one() -> None:
     steps = torch.arange(8)
     x, weight = torch.stack((torch.ones(8), steps), dim=1).bfloat16(), torch.tensor([[1, 2**-8]]).bfloat16()
     assert torch.equal(RowProduct(weight, None)(x)[:, 0], (1 + steps * 2**-8).bfloat16())
+
+
+def test_compiled_code_goes_when_any_source_changes(tmp_path: Path) -> None:
+    """numba would keep a caller's code that holds the code of a function in another file as it was."""
+    source, kept = tmp_path / "inner.py", tmp_path / "__pycache__" / "outer.call-1.py311.nbi"
+    source.write_text("one")
+    drop_stale_code(tmp_path)
+    kept.write_text("compiled")
+    drop_stale_code(tmp_path)
+    assert kept.exists()
+    source.write_text("two")
+    drop_stale_code(tmp_path)
+    assert not kept.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    drop_stale_code(tmp_path)
+    assert not (tmp_path / "__pycache__").exists()

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from eagle_rt.kernels.rms_norm import norms_side_by_side
 from eagle_rt.models.decoder import FINAL_NORM, Decoder
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.spec import HeadSpec
@@ -38,9 +39,13 @@ class Eagle3Head(Head):
         return self._fuse(features) if self._fuse else features
 
     def _enter(self, embedded: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        embedded, normed = self._embedding_norm(embedded), self._hidden_norm(hidden)
-        z = torch.cat((embedded, normed) if self.spec.embedding_first else (normed, embedded), dim=-1)
-        return normed if self.spec.norm_before_residual else hidden, z
+        parts = (embedded, self._embedding_norm), (hidden, self._hidden_norm)
+        first, second = parts if self.spec.embedding_first else parts[::-1]
+        z = norms_side_by_side(*first, *second)
+        if self.spec.norm_before_residual:
+            size = hidden.shape[1]
+            hidden = z[:, -size:] if self.spec.embedding_first else z[:, :size]
+        return hidden, z
 
     def _read_fusion(self, checkpoint: Checkpoint, target: Decoder) -> None:
         size, eps, num_parts = target.spec.shape.hidden_size, self.spec.shape.rms_norm_eps, len(self.spec.feature_layers)

@@ -9,7 +9,8 @@ from eagle_rt.kernels.cpu.vectors import array_of, stored_as
 
 
 def cos_sin(positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, 1, head_dim] of positions [T] times frequencies [head_dim], times scale, in this precision."""
+    """cos and sin [T, 1, head_dim] of positions [T] times frequencies [head_dim], of which the first half are those of the second,
+    negated, times scale, in this precision."""
     cos, sin = (torch.empty(len(positions), 1, len(frequencies), dtype=dtype) for _ in range(2))
     fill(positions.contiguous().numpy(), frequencies.numpy(), np.float32(scale), array_of(cos[:, 0]), array_of(sin[:, 0]))
     return cos, sin
@@ -17,9 +18,11 @@ def cos_sin(positions: Tensor, frequencies: Tensor, scale: float, dtype: torch.d
 
 @njit(cache=True)
 def fill(positions: np.ndarray, frequencies: np.ndarray, scale: np.float32, cos: np.ndarray, sin: np.ndarray) -> None:
+    half = len(frequencies) // 2
     for t in range(len(positions)):
         position = np.float32(positions[t])
-        for i in range(len(frequencies)):
+        for i in range(half, len(frequencies)):
             angle = position * frequencies[i]
-            cos[t, i] = stored_as(np.cos(angle) * scale, cos)
-            sin[t, i] = stored_as(np.sin(angle) * scale, sin)
+            own_cos, own_sin = np.cos(angle) * scale, np.sin(angle) * scale
+            cos[t, i], sin[t, i] = stored_as(own_cos, cos), stored_as(own_sin, sin)
+            cos[t, i - half], sin[t, i - half] = cos[t, i], stored_as(-own_sin, sin)
