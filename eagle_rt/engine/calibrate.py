@@ -11,7 +11,7 @@ import torch
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.prepare import slots_of
 from eagle_rt.kernels.products import tiles_of
-from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
+from eagle_rt.speculate.costs import NUM_COLD, Observation, StepCosts, fitted_costs
 from eagle_rt.speculate.host_step import HostStepper
 from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord
 from eagle_rt.speculate.sampler import SamplingBatch
@@ -72,6 +72,9 @@ def measured_costs(core: EngineCore) -> StepCosts:
             recorder.observations.clear()
             for batch_size in sorted({1, min(MIDDLE_BATCH_SIZE, largest), largest}):
                 for tree in trees_to_time(core.runner.tree_shape, batch_size):
+                    for _ in range(0 if tree else NUM_COLD):
+                        run_step(stepper, core, batch_size, tree, num_missing=1)
+                        recorder.observations.pop()
                     run_step(stepper, core, batch_size, tree, num_missing=MISSING_ROWS[number % len(MISSING_ROWS)])
             for one in recorder.observations if number else []:
                 seen[one.part, one.batch_size, one.num_rows].append(one.ms)

@@ -13,7 +13,7 @@ from eagle_rt.engine.graphs import StepGraph, StepGraphs
 from eagle_rt.engine.prepare import decode_sequences, host_sequences, prefill_batch, prefilled_sequence, sampling_batch
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk, StepPlan, StepResult
-from eagle_rt.speculate.host_step import HostStepper
+from eagle_rt.speculate.host_step import HostStepper, plain_step
 from eagle_rt.speculate.step import Stepper
 from eagle_rt.tree_shape import TreeShape
 
@@ -144,7 +144,7 @@ class Runner:
             if not stepper.drafter.rows[request.id].is_lost:
                 reading.append(prefilled_sequence(chunk, next_token, self._page_size))
         stepper.read_on(reading)
-        stepper.pauses.skip()
+        stepper.skip_pause()
         self.clock.mark("prefill")
         return tokens
 
@@ -154,11 +154,22 @@ class Runner:
             rows = graph.launch(requests, follows=False)()
             self.clock.mark("step")
             return rows
+        if self._device == "cpu" and not self.stepper.drafter:
+            return [[1, False, token] for token in self._plain_step(requests)]
         sequences = decode_sequences(requests, self.tree_shape.num_scratch_rows, self._page_size, self._device)
         self.clock.mark("prepare")
         rows = self.stepper.step(sequences, self.clock.mark).rows.tolist()
         self.clock.mark("accept")
         return rows
+
+    def _plain_step(self, requests: tuple[Request, ...]) -> list[int]:
+        """What the stepper does without a drafter, without what it takes to have the same shapes in every step."""
+        sequences = host_sequences(requests, self.tree_shape.num_scratch_rows, self._page_size)
+        sampling, own = sampling_batch(list(requests), self._device), self.stepper
+        self.clock.mark("prepare")
+        tokens, _ = plain_step(own.target, own.pool, own.backend, sequences, sampling)
+        self.clock.mark("verify")
+        return tokens
 
     def _prefill(self, chunks: tuple[Chunk, ...]) -> list[int]:
         target, drafter = self.stepper.target, self.stepper.drafter

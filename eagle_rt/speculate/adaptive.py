@@ -16,7 +16,7 @@ import numpy as np
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator, Calibration, VerifiedNodes
 from eagle_rt.speculate.compiled import CHILD_PRICES, MORE_NODES, grown, learn_children, surprises_of, worth_verifying
-from eagle_rt.speculate.costs import Conditions, StepCosts
+from eagle_rt.speculate.costs import NUM_COLD, Conditions, StepCosts
 from eagle_rt.speculate.drafters import LEVELS_OF_A_LESSON, Decision, DrafterChoice
 from eagle_rt.speculate.forest import Candidates, Ints
 from eagle_rt.speculate.members import MembersBook
@@ -43,7 +43,8 @@ class AdaptivePolicy:
     def __init__(self, costs: StepCosts, estimator: AcceptanceEstimator, max_batch_size: int | None) -> None:
         self.costs, self.estimator, self.prices, self.book = costs, estimator, PriceBook(costs), MembersBook(estimator)
         self.choice = DrafterChoice(self.prices, self.book)
-        self.num_drafted_steps = 0
+        # And plain ones since the last of those.
+        self.num_drafted_steps = self.num_plain_steps = 0
         self._max_batch_size = max_batch_size
         # [D, 2, P] below a node of depth d, for greedy and for sampled sequences, at each of CHILD_PRICES: the expected sum of what
         # its children's chances are above the price. Not what the mean child is above it: those that are below it are left out.
@@ -78,6 +79,7 @@ class AdaptivePolicy:
         would take long, with caches full of what the target has read."""
         choice, last = self.choice, self.choice.last
         count, choice.num_at_rest = choice.num_at_rest, 0
+        self.num_plain_steps += count
         self.prices.add_step(count)
         self.prices.steps(last.conditions).add_rests(count)
         choice.stay.add_step(count * len(last.members))
@@ -135,11 +137,14 @@ class AdaptivePlan:
 
     def learn(self, record: StepRecord) -> None:
         policy, conditions, batch_size = self._policy, self._decision.conditions, len(self._members)
-        policy.prices.between_ms, total_ms = record.between_ms, record.total_ms
+        policy.prices.between_ms, total_ms = record.plain_between_ms, record.total_ms
         reading_ms, plain_ms = self._reading_ms(record), self._price.plain_ms
         is_reading = reading_ms >= MOST_READING * total_ms
-        # What it takes to read much says little of what it takes to draft.
-        for part in record.parts[1:] if is_reading else record.parts:
+        policy.num_plain_steps = 0 if self.drafters else policy.num_plain_steps + 1
+        # What it takes to read much says little of what it takes to draft, nor what a single plain step takes of what many in a row
+        # do.
+        is_cold = not self.drafters and policy.num_plain_steps <= NUM_COLD
+        for part in record.parts[1:] if is_reading or is_cold else record.parts:
             policy.costs.correct(part, conditions)
         if is_reading:
             policy.prices.add_reading(self._price, len(self.drafters), self._num_missed(record), record.parts[0].ms)

@@ -30,9 +30,9 @@ STEPS_OF_A_TRIAL, MOST_IN_A_TRIAL, LEVELS_OF_A_LESSON = 4, 8, 2
 # A batch that has grown by more than this share rests for a step where heads would have to read more rows than so many of each of
 # its sequences: more are to come, and what pays for few need not pay for many.
 GROWING, UNREAD_ROWS = 0.25, 32
-# Plain steps are what prices are in units of: one is made after so many with drafts, twice as many, ... and from then on after so
-# many, since what it takes can hardly be told from what they take.
-FIRST_PLAIN_STEP, MOST_BETWEEN_PLAIN_STEPS = 8, 256
+# Plain steps are what prices are in units of: some are made after so many with drafts, twice as many, ... and from then on after so
+# many, since what they take can hardly be told from what those take, nor what many in a row do from a single one.
+FIRST_PLAIN_STEP, MOST_BETWEEN_PLAIN_STEPS, PLAIN_STEPS = 32, 256, 3
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,9 @@ class DrafterChoice:
         self._prices, self._book = prices, book
         self._last: Decision | None = None
         self._known: set[str] = set()  # those of the batch that was asked last
-        # Of batches of about each size: steps with drafts since the last plain one was due, and after how many it is.
+        # Plain steps that are still to be made in a row. And of batches of about each size: steps with drafts since the last ones
+        # were due, and after how many they are.
+        self._num_plain = 0
         self._drafted: dict[tuple[int, bool], tuple[int, int]] = {}
 
     @property
@@ -119,7 +121,10 @@ class DrafterChoice:
     def decide(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> Decision:
         """num_missing: rows of each that its head has to catch up with."""
         decision = self._decided(sequences, num_missing)
-        if decision.drafters and not decision.is_trial and self._plain_step_is_due(decision.conditions):
+        if decision.is_trial or not decision.drafters:
+            self._num_plain = 0
+        elif self._num_plain or self._plain_step_is_due(decision.conditions):
+            self._num_plain = (self._num_plain or PLAIN_STEPS) - 1
             return replace(decision, drafters=[])
         return decision
 

@@ -70,7 +70,7 @@ class Pauses:
 
 
 class Choosing:
-    """What is done in the steps of a kind that is no part of them: asking who drafts and learning, which takes much in a few steps
+    """What is done in steps with drafts that is no part of them: asking who drafts and learning, which takes much in a few steps
     and little in most. A moving mean."""
 
     def __init__(self) -> None:
@@ -79,6 +79,24 @@ class Choosing:
     def add(self, ms: float) -> None:
         self._num_steps = min(STEPS_OF_CHOOSING, self._num_steps + 1.0)
         self.ms += (ms - self.ms) / self._num_steps
+
+
+def plain_step(
+    target: Decoder,
+    pool: KVPool,
+    backend: AttentionBackend,
+    sequences: list[HostSequence],
+    sampling: SamplingBatch,
+    feature_layers: tuple[int, ...] = (),
+) -> tuple[list[int], Tensor | None]:
+    """The next token of each of B sequences, none of which drafts, and features [B, F] if any are asked for. sampling: their
+    settings."""
+    roots, counts = np.array([sequence.text[-1] for sequence in sequences]), [1] * len(sequences)
+    zeros = np.zeros_like(roots)
+    batch = packed_scratch_batch(sequences, counts, counts, roots, zeros, zeros, None, pool.storage.device)
+    output = target.forward(batch, pool, backend, feature_layers)
+    choice = target_choice(target.logits(output.hidden)[:, None], batch.positions[:, None], sampling)
+    return choice[:, 0].tolist(), output.features
 
 
 class HostStepper:
@@ -100,10 +118,11 @@ class HostStepper:
         self.feature_layers = drafter.head.feature_layers
         self._backend, self._simulated_length = backend, simulated_length
         self.feature_size = max(1, len(self.feature_layers)) * target.spec.shape.hidden_size
-        self.pauses = Pauses()
-        # Of steps without drafts and with, without lessons: those are few, but for the first steps and trials, which would make
-        # drafts look dearer than they are.
-        self._choosing = Choosing(), Choosing()
+        # After steps without drafts and after those with some; and which of them the last one was.
+        self._pauses, self._has_drafted = (Pauses(), Pauses()), False
+        # Of steps with drafts, without lessons: those are few, but for the first steps and trials, which would make drafts look
+        # dearer than they are. Where nothing drafts for long nothing is chosen.
+        self._choosing = Choosing()
         self._most_waiting = MOST_WAITING_BYTES // (self.feature_size * target.embedding.dtype.itemsize)
 
     def step(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
@@ -111,13 +130,35 @@ class HostStepper:
 
         sampling: the settings of the B sequences. `mark(name)` is called after each part, for timing.
         """
-        self.pauses.end()
+        self._pauses[self._has_drafted].end()
         begin = time.perf_counter()
         plan: DraftPlan = RESTING
         if not self.policy.rests(len(sequences)):
             rows = [self.drafter.rows[sequence.id] for sequence in sequences]
             sequences = [replace(own, bounds=None) if row.is_lost else own for own, row in zip(sequences, rows, strict=True)]
             plan = self.policy.begin(sequences, [row.num_waiting for row in rows])
+        rests = plan is RESTING
+        outcome = self._rest(sequences, sampling, mark) if rests else self._step(sequences, sampling, plan, begin, mark)
+        self._has_drafted = bool(plan.drafters)
+        self._pauses[self._has_drafted].begin()
+        mark("accept")
+        return outcome
+
+    def _rest(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
+        """A step of which nothing is learned."""
+        has_read = self.drafter.rows.is_due and self.read_on(sequences)
+        mark("extend")
+        tokens, features = plain_step(self.target, self.pool, self._backend, sequences, sampling, self.feature_layers)
+        assert features is not None
+        batch_size = len(sequences)
+        self.drafter.rows.add_step([sequence.id for sequence in sequences], features, [1] * batch_size)
+        mark("verify")
+        return HostOutcome([[token] for token in tokens], [0] * batch_size, [False] * batch_size, has_read)
+
+    def _step(
+        self, sequences: list[HostSequence], sampling: SamplingBatch, plan: DraftPlan, begin: float, mark: Callable[[str], None]
+    ) -> HostOutcome:
+        """As the plan wants. begin: of the step, in seconds of the clock."""
         start = time.perf_counter()
         asking_ms = 1000 * (start - begin)
         root_tokens = np.array([sequence.text[-1] for sequence in sequences])
@@ -130,7 +171,7 @@ class HostStepper:
             trees = pack(root_tokens, draft.candidates[kept], kept)
             start = draft.end
             mark("draft")
-        elif has_read := (plan is not RESTING or self.drafter.rows.is_due) and self.read_on(sequences):
+        elif has_read := self.read_on(sequences):
             start = time.perf_counter()
             mark("extend")
 
@@ -139,13 +180,10 @@ class HostStepper:
         paths, tokens = trees.walk(choose) if length is None else simulated_paths(trees, choose, length)
         mark("verify")
         self._keep(sequences, trees, paths, features)
-        choosing = self._choosing[draft is not None]
-        verify_ms = choosing.ms + 1000 * (time.perf_counter() - start)
-        learning_ms = 0.0 if plan is RESTING else self._learn(plan, sequences, draft, kept, trees, paths, verify_ms)
-        if not plan.teaches:
-            choosing.add(asking_ms + learning_ms)
-        self.pauses.begin()
-        mark("accept")
+        verify_ms = 1000 * (time.perf_counter() - start) + (self._choosing.ms if draft else 0.0)
+        learning_ms = self._learn(plan, sequences, draft, kept, trees, paths, verify_ms)
+        if draft and not plan.teaches:
+            self._choosing.add(asking_ms + learning_ms)
         num_drafted = [stop - first - 1 for first, stop in zip(trees.starts, trees.starts[1:], strict=False)]
         is_broken = draft.is_broken.tolist() if draft else [False] * len(sequences)
         return HostOutcome(tokens, num_drafted, is_broken, has_read)
@@ -158,6 +196,10 @@ class HostStepper:
         if behind:
             self.drafter.catch_up(behind)
         return bool(behind)
+
+    def skip_pause(self) -> None:
+        """What has passed since the last step was not what passes between steps."""
+        self._pauses[self._has_drafted].skip()
 
     def forget(self, sequence_id: str) -> None:
         """A sequence has left."""
@@ -224,7 +266,9 @@ class HostStepper:
 
         drafted = (draft.candidates, kept, labels) if draft and kept is not None else (NO_CANDIDATES, NO_NUMBERS, lambda: NO_LABELS)
         parts = [*draft.observations, observation] if draft else [observation]
-        plan.learn(StepRecord(*drafted, sum(map(len, paths)), parts, self.pauses.ms))
+        after_plain, after_drafts = (pauses.ms for pauses in self._pauses)
+        between_ms, plain_between_ms = (after_drafts or after_plain) if draft else after_plain, after_plain or after_drafts
+        plan.learn(StepRecord(*drafted, sum(map(len, paths)), parts, between_ms, plain_between_ms))
         return 1000 * (time.perf_counter() - start)
 
     def _tensor(self, values: Ints | Sequence) -> Tensor:

@@ -20,7 +20,7 @@ class StepRecord:
 
     candidates: all nodes that were scored; kept: the numbers of those that were verified; is_accepted: gives [len(kept)] 1 for
     those that were accepted, which not every step is asked for. num_gained tokens, the bonus ones included; parts: what each part
-    cost, in their order; between_ms: what passes between two steps, whatever they draft.
+    cost, in their order; between_ms: what passes after such a step before the next one, and after one without drafts.
     """
 
     candidates: Candidates
@@ -29,6 +29,7 @@ class StepRecord:
     num_gained: int
     parts: list[Observation]
     between_ms: float = 0.0
+    plain_between_ms: float = 0.0
 
     @property
     def total_ms(self) -> float:

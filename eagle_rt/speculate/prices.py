@@ -225,7 +225,7 @@ class Price:
 
 
 class PriceBook:
-    """The paces and prices of every batch size. between_ms: what passes between steps lately."""
+    """The paces and prices of every batch size. between_ms: what passes between plain steps lately."""
 
     def __init__(self, costs: StepCosts) -> None:
         self.between_ms = 0.0

@@ -332,7 +332,7 @@ def test_all_that_a_step_takes_counts() -> None:
         record = StepRecord(
             no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 1, [Observation("verify", 1, 1, 10.0)]
         )
-        plan.learn(replace(record, between_ms=between_ms))
+        plan.learn(replace(record, plain_between_ms=between_ms))
         assert adaptive.prices.between_ms == between_ms
         adaptive.prices.add_step()
         assert (adaptive.prices.at(ONE).plain_ms == pytest.approx(10.0)) == fits
@@ -397,11 +397,12 @@ def test_what_the_verified_nodes_take_is_remembered() -> None:
 
 
 def test_plain_steps_are_measured_between_drafts() -> None:
-    """After eight steps with drafts, sixteen more, and so on; they are learned from, and then all draft as before."""
+    """Three after thirty-two steps with drafts, after sixty-four more, and so on; the last of them are learned from, and then all
+    draft as before."""
     adaptive = policy(costs(start=0.1, level=50.0, node=0.1))
     drafts = [bool(step(adaptive, "a").drafters) for _ in range(1200)]
-    plain = [number for number, is_drafted in enumerate(drafts) if not is_drafted]
-    assert np.diff(plain, prepend=-1).tolist() == [9, 17, 33, 65, 129, 257, 257, 257]
+    distances = np.diff([number for number, is_drafted in enumerate(drafts) if not is_drafted], prepend=-1)
+    assert distances.reshape(-1, 3).T.tolist() == [[33, 65, 129, 257, 257, 257], [1] * 6, [1] * 6]
     while step(adaptive, "a").drafters:
         pass
     before = float(adaptive.costs.ms("verify", 1, 1, ONE))
