@@ -33,6 +33,8 @@ NO_PLACES, NO_CHANCES = np.zeros(0, dtype=np.int64), np.zeros(0)
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
 # What the first drafts take, for whose numbers of rows code is still generated, says nothing of later ones.
 NUM_UNSETTLED = 16
+# A step of a trial loses no more than so many plain ones last: machines stand still now and then.
+MOST_LOST = 4.0
 # Where more of a step than this goes into rows that the head had missed, nothing is learned of what steps take.
 MOST_READING = 0.15
 
@@ -158,7 +160,8 @@ class AdaptivePlan:
         policy.choice.allow_tries(total_ms)
         if self._decision.is_trial:
             gain = record.num_gained - batch_size * (total_ms - reading_ms) / plain_ms
-            policy.choice.add_trial(gain, len(self.drafters))
+            lost_ms = total_ms - plain_ms * record.num_gained / batch_size
+            policy.choice.add_trial(gain, len(self.drafters), min(lost_ms, MOST_LOST * plain_ms))
         if self.teaches:
             self._learn_children(record.candidates)
             self._learn_promises(record)

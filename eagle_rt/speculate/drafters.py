@@ -16,9 +16,12 @@ from eagle_rt.speculate.promises import HOPED_FOR, utilities_at
 from eagle_rt.speculate.sequences import HostSequence
 
 # After a step in which nothing was worth drafting some go without asking: the more, the longer that lasts, but only a few where
-# drafts would have been worth it at such a share of their price. One in so many is learned from, since such steps are short.
+# drafts would have been worth it at such a share of their price, and none for longer than so many milliseconds. One in so many is
+# learned from. Where steps are short, asking and learning take a third of one.
 HOPELESS = 0.8
-MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON = 31, 7, 8
+MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON, LONGEST_REST_MS = 63, 15, 32, 500.0
+# Where somebody has left they are shorter by so many times, since another may come for whom drafts pay.
+SHORTER_RESTS = 4
 # After one in which all drafted some do so without asking, more where that was worth so many times its price.
 NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 5, 11, 1.25
 # Tries of sequences that do not draft, and trials where none does: their share of the time, saved up for so many steps. More would
@@ -164,9 +167,11 @@ class DrafterChoice:
         allowed_ms = TRY_SHARE * step_ms
         self.allowance_ms = min(self.allowance_ms + num_steps * allowed_ms, MOST_STEPS_ALLOWED_FOR * allowed_ms)
 
-    def add_trial(self, gain: float, num_drafts: int) -> None:
-        """A step of one, with so many drafts, gained so many tokens more than plain decoding would have in its time. A trial ends
-        where that is a loss beyond chance: what a single draft gains varies by about one token."""
+    def add_trial(self, gain: float, num_drafts: int, lost_ms: float) -> None:
+        """A step of one, with so many drafts, gained so many tokens more than plain decoding would have in its time, but for what
+        heads read; and lost that much time, all told. A trial ends where it is a loss beyond chance: what a single draft gains
+        varies by about one token."""
+        self.allowance_ms -= lost_ms
         self._num_tried, self._tried_gain = self._num_tried + num_drafts, self._tried_gain + gain
         if self._tried_gain < -(self._num_tried**0.5):
             self.num_unasked = 0
@@ -176,7 +181,7 @@ class DrafterChoice:
         self.stay.add_end()
         last = self._last
         if not (last and last.is_trial) and self.unknown_may_draft != bool(last and last.drafters):
-            self.num_unasked = self.num_rested = 0
+            self.num_unasked, self.num_rested = 0, self.num_rested // SHORTER_RESTS
 
     def _is_growing(self, members: Members, num_missing: Sequence[int]) -> bool:
         before, self._known = self._known, {sequence_id for sequence_id, _ in members.key}
@@ -229,6 +234,7 @@ class DrafterChoice:
             are_all=num_drafters == len(begun.members),
             is_hopeless=not drafters and gains[best] <= HOPELESS * price.starts[best],
             is_clear=gains[-1] > CLEARLY_WORTH_IT * price.starts[-1],
+            plain_ms=price.plain_ms,
         )
         chosen = sorted(offer.number for offer in drafters + tries)
         return replace(begun, drafters=chosen, worth=worth_of(drafters, price))
@@ -266,13 +272,14 @@ class DrafterChoice:
         return worth_of(offers, price) + len(offers) * float(deeper.mean())
 
     def _affords_trial(self, trial: Decision, offers: list[Offer]) -> bool:
-        """Where nobody drafts, whether some should for a few steps."""
+        """Where nobody drafts, whether some may for a few steps, which will be paid for by what they come to."""
         reading = sum(offer.reading for offer in offers)
-        return self._affords((reading + STEPS_OF_A_TRIAL * max(0.0, -trial.worth)) / trial.price.rate)
+        return (reading + STEPS_OF_A_TRIAL * max(0.0, -trial.worth)) / trial.price.rate <= self.allowance_ms
 
-    def _hold(self, *, are_any: bool, are_all: bool, is_hopeless: bool, is_clear: bool) -> None:
-        """For how many steps nobody is asked. are_all: all draft, and none as a try."""
+    def _hold(self, *, are_any: bool, are_all: bool, is_hopeless: bool, is_clear: bool, plain_ms: float) -> None:
+        """For how many steps nobody is asked. are_all: all draft, and none as a try; plain_ms: of a step without drafts."""
         most_rests = MOST_RESTING_STEPS if is_hopeless else MOST_RESTING_STEPS_WHERE_NEARLY
+        most_rests = min(most_rests, max(1, int(LONGEST_REST_MS / plain_ms)))
         self.num_rested = 0 if are_any else min(most_rests, 1 + 2 * self.num_rested)
         self.num_unasked = self.num_rested
         if are_all:

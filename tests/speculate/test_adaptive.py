@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from step_costs import costs
 
+from eagle_rt.speculate import drafters
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import NUM_FIRST_LESSONS, NUM_UNSETTLED, AdaptivePlan, AdaptivePolicy
 from eagle_rt.speculate.compiled import CHILD_PRICES
@@ -15,6 +16,7 @@ from eagle_rt.speculate.drafters import (
     MOST_IN_A_TRIAL,
     MOST_RESTING_STEPS,
     MOST_RESTING_STEPS_WHERE_NEARLY,
+    MOST_STEPS_ALLOWED_FOR,
     NUM_UNASKED,
     NUM_UNASKED_WHERE_CLEAR,
     RESTING_STEPS_A_LESSON,
@@ -129,8 +131,9 @@ def test_a_request_that_leaves_ends_the_rest_where_the_next_one_may_draft() -> N
         assert (step(resting, "b") is RESTING) != unknown_may_draft
 
 
-def test_clear_decisions_hold_while_the_batch_is_about_the_same() -> None:
+def test_clear_decisions_hold_while_the_batch_is_about_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that rests, and one that drafts, if new sequences would: while one leaves and the next one's prompt is read."""
+    monkeypatch.setattr(drafters, "LONGEST_REST_MS", 1e9)
     common = CommonPromises()
     free = Price(costs(start=0.0, level=50.0, node=0.01), Pace(), Conditions(4, 64.0, is_sampled=False))
     worth = 10.0 * common.utility(free)[0]
@@ -157,9 +160,12 @@ def test_clear_decisions_hold_while_the_batch_is_about_the_same() -> None:
         assert (hopeless.choice.num_unasked == before - 1) == rests
 
 
-def test_steps_rest_for_longer_where_nothing_nearly_pays() -> None:
-    """What drafts promise is known only so well."""
-    for share, most in ((0.9, MOST_RESTING_STEPS_WHERE_NEARLY), (0.7, MOST_RESTING_STEPS)):
+@pytest.mark.parametrize("longest_ms", [1e9, 100.0])
+def test_steps_rest_for_longer_where_nothing_nearly_pays(longest_ms: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What drafts promise is known only so well. And where steps are long few are a long time."""
+    monkeypatch.setattr(drafters, "LONGEST_REST_MS", longest_ms)
+    for share, steps in ((0.9, MOST_RESTING_STEPS_WHERE_NEARLY), (0.7, MOST_RESTING_STEPS)):
+        most = min(steps, longest_ms / 10.0)
         common = CommonPromises()
         free = Price(costs(start=0.0, level=50.0, node=0.1), Pace(), Conditions(1, 64.0, is_sampled=False))
         nearly = policy(costs(start=10.0 * common.utility(free)[0] / share, level=50.0, node=0.1))
@@ -172,7 +178,8 @@ def test_steps_rest_for_longer_where_nothing_nearly_pays() -> None:
 
 
 def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
-    """What that is expected to lose is spent from an allowance; where not even good drafts would pay it is left."""
+    """Where an allowance is enough for what that is expected to lose; what it comes to is spent from it. Where not even good drafts
+    would pay none do."""
     start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
     nearly = policy(costs(start=start, level=50.0, node=0.1))
     while not nearly.choice.num_unasked:
@@ -181,11 +188,19 @@ def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
         step(nearly)
     price = nearly.prices.at(ONE)
     shortfall = price.starts[1] - price.utility(FIRST_PROMISES, LEVELS_OF_A_LESSON).mean()
-    nearly.choice.allowance_ms = before = 1e3
-    assert [step(nearly, f"{number}").drafters for number in range(STEPS_OF_A_TRIAL)] == [[0]] * STEPS_OF_A_TRIAL
-    assert (before - nearly.choice.allowance_ms) * price.rate == pytest.approx(STEPS_OF_A_TRIAL * shortfall, rel=0.05)
-    nearly.choice.allowance_ms = 0.0
+    expected_ms = STEPS_OF_A_TRIAL * shortfall / price.rate
+    nearly.choice.allowance_ms = 0.9 * expected_ms
     assert not step(nearly).drafters
+    while nearly.choice.num_unasked:
+        step(nearly)
+    nearly.choice.allowance_ms = before = 1.1 * expected_ms
+    plans = [step(nearly, f"{number}") for number in range(STEPS_OF_A_TRIAL)]
+    assert [plan.drafters for plan in plans] == [[0]] * STEPS_OF_A_TRIAL
+    assert nearly.choice.allowance_ms == before, "nothing of what it came to is known yet"
+    lost = StepRecord(no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 1, [Observation("verify", 1, 1, 17.0)])
+    plans[0].learn(lost)
+    saved_up = min(before, MOST_STEPS_ALLOWED_FOR * TRY_SHARE * 17.0)
+    assert saved_up - nearly.choice.allowance_ms == pytest.approx(17.0 - 10.0)
     hopeless = policy(costs(start=50.0 * start, level=50.0, node=0.1))
     hopeless.choice.allowance_ms = 1e9
     assert not step(hopeless).drafters
@@ -219,8 +234,8 @@ def test_a_trial_that_leaves_no_hope_ends_early() -> None:
         choice = policy(FREE).choice
         choice.num_unasked = STEPS_OF_A_TRIAL - 1
         if before:
-            choice.add_trial(before, num_drafts)
-        choice.add_trial(-0.4 * num_drafts, num_drafts)
+            choice.add_trial(before, num_drafts, 0.0)
+        choice.add_trial(-0.4 * num_drafts, num_drafts, 0.0)
         assert (choice.num_unasked == 0) == ends
 
 
