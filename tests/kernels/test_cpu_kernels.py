@@ -51,10 +51,11 @@ def test_products_of_any_shape(dtype: torch.dtype, sizes: tuple[int, int, int], 
     assert torch.equal(own.unpacked(), weight)
 
 
+@pytest.mark.parametrize("kind", [RowProduct, Int8Product])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_comes_out_the_same_whatever_else_is_multiplied(dtype: torch.dtype) -> None:
+def test_a_row_comes_out_the_same_whatever_else_is_multiplied(dtype: torch.dtype, kind: type[RowProduct | Int8Product]) -> None:
     x, weight, bias = random_product(dtype, (4 * MOST_ROWS + 5, 2 * PANEL, 300))
-    own = RowProduct(weight, bias)
+    own = kind(weight, bias)
     alone = torch.cat([own(x[row : row + 1]) for row in range(len(x))])
     for num_rows in range(1, len(x) + 1):
         assert torch.equal(own(x[:num_rows]), alone[:num_rows])
@@ -105,15 +106,6 @@ def test_products_of_eight_bits_keep_small_numbers_beside_large_ones() -> None:
     x[:, 0], weight[:, 0] = 500.0, 0.0
     own = Int8Product(weight, bias)
     torch.testing.assert_close(own(x), x @ own.unpacked().T + bias, rtol=0.02, atol=0.1)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_of_eight_bits_comes_out_the_same_whatever_else_is_multiplied(dtype: torch.dtype) -> None:
-    x, weight, bias = random_product(dtype, (3 * INT8_MOST_ROWS + 2, 2 * PANEL, 300))
-    own = Int8Product(weight, bias)
-    alone = torch.cat([own(x[row : row + 1]) for row in range(len(x))])
-    for num_rows in range(1, len(x) + 1):
-        assert torch.equal(own(x[-num_rows:]), alone[-num_rows:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

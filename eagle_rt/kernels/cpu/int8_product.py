@@ -26,6 +26,7 @@ from eagle_rt.kernels.cpu.product import (
     WORDS,
     build_tile,
     call,
+    cases_of,
     spread,
     store_sums,
     vectors_at,
@@ -39,7 +40,6 @@ TOGETHER, MOST_STEPS = 4, np.float32(32767)
 # What is added to the steps of a number, so that both its bytes are positive; halves are rounded up.
 OFFSET = np.float32(32768.5)
 HAS_BYTE_DOT = bool(get_host_cpu_features().get("avx512vnni"))
-EIGHT_LANES_OF_BYTES = ir.VectorType(ir.IntType(8), LANES * TOGETHER)
 
 
 class Int8Weights(NamedTuple):
@@ -74,10 +74,9 @@ def multiply_bytes(_: Any, x: Any, x_scales: Any, first: Any, num_rows: Any, wei
     """
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        def array(place: int, value: Any = None) -> Any:
-            return context.make_array(signature.args[place])(context, builder, values[place] if value is None else value)
-
-        x_data, x_scales_data, outputs_array = array(0).data, array(1).data, array(6)
+        x_array, x_scales_array, outputs_array = (
+            context.make_array(signature.args[i])(context, builder, values[i]) for i in (0, 1, 6)
+        )
         parts = {
             name: context.make_array(kind)(context, builder, builder.extract_value(values[4], place))
             for place, (name, kind) in enumerate(zip(weights.fields, weights.types, strict=True))
@@ -86,7 +85,7 @@ def multiply_bytes(_: Any, x: Any, x_scales: Any, first: Any, num_rows: Any, wei
         size = builder.extract_value(parts["words"].shape, 1)
         width = builder.extract_value(outputs_array.shape, 1)
         column = builder.mul(panel, I64(PANEL))
-        x_data = builder.gep(x_data, [builder.mul(builder.mul(first, size), I64(2))])
+        x_data = builder.gep(x_array.data, [builder.mul(builder.mul(first, size), I64(2))])
         weight_data = builder.gep(parts["words"].data, [builder.mul(column, size)])
 
         def panel_of(name: str, kind: Any) -> list[Any]:
@@ -95,25 +94,18 @@ def multiply_bytes(_: Any, x: Any, x_scales: Any, first: Any, num_rows: Any, wei
         starts = [*panel_of("offsets", WORDS), *[ir.Constant(WORDS, [0] * LANES)] * NUM_VECTORS]
         scales, bias = panel_of("scales", SUMS), panel_of("bias", SUMS)
         upper = ir.Constant(SUMS, [256.0] * LANES)
-        after = builder.append_basic_block("after")
-        cases = builder.switch(num_rows, after)
-        for count in range(1, MOST_ROWS + 1):
-            case = builder.append_basic_block(f"rows.{count}")
-            cases.add_case(I64(count), case)
-            builder.position_at_end(case)
+        for count in cases_of(builder, num_rows, MOST_ROWS):
             sums = build_tile(builder, size, x_data, weight_data, starts * count, add_byte_products)
             sums = [builder.sitofp(total, SUMS) for total in sums]
             for row in range(count):
                 number = builder.add(first, I64(row))
                 own = sums[2 * row * NUM_VECTORS : 2 * (row + 1) * NUM_VECTORS]
-                x_scale = spread(builder, builder.load(builder.gep(x_scales_data, [number]), align=4), SUMS)
+                x_scale = spread(builder, builder.load(builder.gep(x_scales_array.data, [number]), align=4), SUMS)
                 results = [
                     builder.fadd(builder.fmul(builder.fadd(builder.fmul(high, upper), low), builder.fmul(x_scale, scale)), start)
                     for high, low, scale, start in zip(own[:NUM_VECTORS], own[NUM_VECTORS:], scales, bias, strict=True)
                 ]
                 store_sums(builder, results, outputs_array.data, builder.add(builder.mul(number, width), column))
-            builder.branch(after)
-        builder.position_at_end(after)
         return context.get_dummy_value()
 
     return types.void(x, x_scales, types.intp, types.intp, weights, types.intp, outputs), build
@@ -159,7 +151,8 @@ def cut_row(row: np.ndarray, place: int, step: int, words: np.ndarray) -> np.flo
 @njit(cache=True)
 def every_other_byte(four: np.uint64) -> np.uint32:
     """The lower bytes of four halves."""
-    pairs = (four & np.uint64(0x00FF00FF00FF00FF)) | ((four & np.uint64(0x00FF00FF00FF00FF)) >> np.uint64(8))
+    lower = four & np.uint64(0x00FF00FF00FF00FF)
+    pairs = lower | (lower >> np.uint64(8))
     return np.uint32(pairs & np.uint64(0xFFFF)) | np.uint32((pairs >> np.uint64(16)) & np.uint64(0xFFFF0000))
 
 

@@ -5,7 +5,7 @@ out the same, bit by bit, whichever and how many others are multiplied beside it
 plain decoding would have said.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,6 +140,19 @@ def build_tile(builder: Any, size: Any, x: Any, weight: Any, starts: list[Any], 
     return results
 
 
+def cases_of(builder: Any, num_rows: Any, most_rows: int) -> Iterator[int]:
+    """1 to most_rows, each while the builder is where it is built what so many rows come to; in the end behind all of it."""
+    after = builder.append_basic_block("after")
+    cases = builder.switch(num_rows, after)
+    for count in range(1, most_rows + 1):
+        case = builder.append_basic_block(f"rows.{count}")
+        cases.add_case(I64(count), case)
+        builder.position_at_end(case)
+        yield count
+        builder.branch(after)
+    builder.position_at_end(after)
+
+
 def store_sums(builder: Any, sums: list[Any], outputs: Any, index: Any) -> None:
     """Sums of a row, in the precision of the outputs, to where the vectors of a panel begin that begins at an index."""
     if outputs.type.pointee != F32:
@@ -166,18 +179,11 @@ def multiply_tile(_: Any, x: Any, first: Any, num_rows: Any, weight: Any, panel:
         x_data = builder.gep(x_array.data, [builder.mul(first, size)])
         weight_data = builder.gep(weight_array.data, [builder.mul(column, size)])
         starts = [builder.load(place, align=4) for place in vectors_at(builder, bias_array.data, column, SUMS)]
-        after = builder.append_basic_block("after")
-        cases = builder.switch(num_rows, after)
-        for count in range(1, MOST_ROWS + 1):
-            case = builder.append_basic_block(f"rows.{count}")
-            cases.add_case(I64(count), case)
-            builder.position_at_end(case)
+        for count in cases_of(builder, num_rows, MOST_ROWS):
             sums = build_tile(builder, size, x_data, weight_data, starts * count, add_products)
             for row in range(count):
                 place = builder.add(builder.mul(builder.add(first, I64(row)), width), column)
                 store_sums(builder, sums[row * NUM_VECTORS : (row + 1) * NUM_VECTORS], outputs_array.data, place)
-            builder.branch(after)
-        builder.position_at_end(after)
         return context.get_dummy_value()
 
     return types.void(x, types.intp, types.intp, weight, types.intp, bias, outputs), build
