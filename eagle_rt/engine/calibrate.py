@@ -11,9 +11,9 @@ import torch
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.prepare import slots_of
 from eagle_rt.kernels.products import tiles_of
-from eagle_rt.speculate.costs import NUM_COLD, Observation, StepCosts, fitted_costs
+from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
 from eagle_rt.speculate.host_step import HostStepper
-from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord
+from eagle_rt.speculate.policy import NUM_COLD, DraftPlan, FixedPolicy, Rests, StepRecord
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
@@ -28,11 +28,18 @@ MOST_ROUNDS, LEAST_ROUNDS, ROUNDS_S, TIME_LIMIT_S = 12, 5, 3.0, 9.0
 
 
 class Recorder(FixedPolicy):
-    """Drafts what it is told, and remembers what that took."""
+    """Drafts what it is told, or nothing where it `is_resting`, and remembers what that took."""
 
     def __init__(self) -> None:
         super().__init__(None)
         self.observations: list[Observation] = []
+        self.is_resting = False
+
+    def rests(self, num_sequences: int) -> bool:
+        return self.is_resting
+
+    def learn_rests(self, rests: Rests) -> None:
+        self.observations += rests.observations
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         plan = super().begin(sequences, num_missing)
@@ -72,10 +79,9 @@ def measured_costs(core: EngineCore) -> StepCosts:
             recorder.observations.clear()
             for batch_size in sorted({1, min(MIDDLE_BATCH_SIZE, largest), largest}):
                 for tree in trees_to_time(core.runner.tree_shape, batch_size):
-                    for _ in range(0 if tree else NUM_COLD):
-                        run_step(stepper, core, batch_size, tree, num_missing=1)
-                        recorder.observations.pop()
-                    run_step(stepper, core, batch_size, tree, num_missing=MISSING_ROWS[number % len(MISSING_ROWS)])
+                    recorder.is_resting = tree is None
+                    for _ in range(1 if tree else NUM_COLD + 1):
+                        run_step(stepper, core, batch_size, tree, num_missing=MISSING_ROWS[number % len(MISSING_ROWS)])
             for one in recorder.observations if number else []:
                 seen[one.part, one.batch_size, one.num_rows].append(one.ms)
     finally:

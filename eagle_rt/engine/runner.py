@@ -3,7 +3,6 @@
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,9 +12,11 @@ from eagle_rt.engine.graphs import StepGraph, StepGraphs
 from eagle_rt.engine.prepare import decode_sequences, host_sequences, prefill_batch, prefilled_sequence, sampling_batch
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk, StepPlan, StepResult
-from eagle_rt.speculate.host_step import HostStepper, plain_step
+from eagle_rt.speculate.host_step import HostOutcome, HostStepper, plain_step
 from eagle_rt.speculate.step import Stepper
 from eagle_rt.tree_shape import TreeShape
+
+NOTHING_DECODED = HostOutcome([], [], [], has_read=False)
 
 
 class StepClock:
@@ -111,19 +112,18 @@ class Runner:
         return StepResult(prefilled, decoded, [self.tree_shape.num_draft_tokens - 1] * len(rows), broken)
 
     def _run_on_host(self, plan: StepPlan, stepper: HostStepper) -> StepResult:
-        result, have_read = StepResult([], [], [], [], head_rows={}), [chunk.request for chunk in plan.chunks]
+        outcome, have_read = NOTHING_DECODED, [chunk.request for chunk in plan.chunks]
         if plan.decodes:
             sequences = host_sequences(plan.decodes, self.tree_shape.num_scratch_rows, self._page_size)
             sampling = sampling_batch(list(plan.decodes), self._device)
             self.clock.mark("prepare")
             outcome = stepper.step(sequences, sampling, self.clock.mark)
-            result = StepResult([], outcome.tokens, outcome.num_drafted, outcome.is_broken, head_rows={})
             if outcome.has_read:
                 have_read += plan.decodes
-        if plan.chunks:
-            result = replace(result, prefilled=self._prefill_on_host(plan, stepper))
+        prefilled = self._prefill_on_host(plan, stepper) if plan.chunks else []
         rows = stepper.drafter.rows
-        return replace(result, head_rows={request.id: rows[request.id].num_made for request in have_read})
+        head_rows = {request.id: rows[request.id].num_made for request in have_read}
+        return StepResult(prefilled, outcome.tokens, outcome.num_drafted, outcome.is_broken, head_rows)
 
     def _prefill_on_host(self, plan: StepPlan, stepper: HostStepper) -> list[int]:
         """As `_prefill`, but the head reads later, when it drafts, with what other texts have gained: a pass of its own would cost

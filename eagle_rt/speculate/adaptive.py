@@ -16,11 +16,11 @@ import numpy as np
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator, Calibration, VerifiedNodes
 from eagle_rt.speculate.compiled import CHILD_PRICES, MORE_NODES, grown, learn_children, surprises_of, worth_verifying
-from eagle_rt.speculate.costs import NUM_COLD, Conditions, StepCosts
+from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.drafters import LEVELS_OF_A_LESSON, Decision, DrafterChoice
 from eagle_rt.speculate.forest import Candidates, Ints
 from eagle_rt.speculate.members import MembersBook
-from eagle_rt.speculate.policy import RESTING, DraftPlan, StepRecord
+from eagle_rt.speculate.policy import RESTING, DraftPlan, Rests, StepRecord
 from eagle_rt.speculate.prices import PriceBook, RecentSteps, Verified
 from eagle_rt.speculate.promises import FIRST_CHANCES, promises_of
 from eagle_rt.speculate.sequences import HostSequence
@@ -45,8 +45,8 @@ class AdaptivePolicy:
     def __init__(self, costs: StepCosts, estimator: AcceptanceEstimator, max_batch_size: int | None) -> None:
         self.costs, self.estimator, self.prices, self.book = costs, estimator, PriceBook(costs), MembersBook(estimator)
         self.choice = DrafterChoice(self.prices, self.book)
-        # And plain ones since the last of those.
-        self.num_drafted_steps = self.num_plain_steps = 0
+        self.num_drafted_steps = 0
+        self._last: Decision | None = None
         self._max_batch_size = max_batch_size
         # [D, 2, P] below a node of depth d, for greedy and for sampled sequences, at each of CHILD_PRICES: the expected sum of what
         # its children's chances are above the price. Not what the mean child is above it: those that are below it are left out.
@@ -68,24 +68,21 @@ class AdaptivePolicy:
         return (self._max_batch_size is not None and num_sequences > self._max_batch_size) or self.choice.rests(num_sequences)
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
-        if self.choice.num_at_rest:
-            self._learn_rests()
-        self.prices.add_step()
-        self.choice.stay.add_step(len(sequences))
-        if not any(sequence.bounds for sequence in sequences):
-            return RESTING
-        return AdaptivePlan(self, self.choice.decide(sequences, num_missing))
+        may_draft = any(sequence.bounds for sequence in sequences)
+        self._last = self.choice.decide(sequences, num_missing) if may_draft else None
+        return AdaptivePlan(self, self._last) if self._last and self._last.drafters else RESTING
 
-    def _learn_rests(self) -> None:
-        """Of the steps that have rested since the last one that was looked at: all at once, since in each of them even a little
-        would take long, with caches full of what the target has read."""
-        choice, last = self.choice, self.choice.last
-        count, choice.num_at_rest = choice.num_at_rest, 0
-        self.num_plain_steps += count
-        self.prices.add_step(count)
-        self.prices.steps(last.conditions).add_rests(count)
-        choice.stay.add_step(count * len(last.members))
-        choice.allow_tries(last.price.plain_ms, count)
+    def learn_rests(self, rests: Rests) -> None:
+        self.prices.between_ms = rests.between_ms
+        if not self._last or not rests.steps:
+            return
+        for observation in rests.observations:
+            self.costs.correct(observation, self._last.conditions)
+        count, price = len(rests.steps), self._last.price
+        self.prices.add_steps(count)
+        self.prices.steps(self._last.conditions).add_rests(count, sum(ms for _, ms in rests.steps))
+        self.choice.stay.add_steps(sum(size for size, _ in rests.steps))
+        self.choice.allow_tries(price.plain_ms, count)
 
     def forget(self, sequence_id: str) -> None:
         if self.book.forget(sequence_id):
@@ -93,20 +90,18 @@ class AdaptivePolicy:
 
 
 class AdaptivePlan:
-    """The decisions of one step, and what is learned from it."""
+    """The decisions of one step with drafts, and what is learned from it."""
 
     def __init__(self, policy: AdaptivePolicy, decision: Decision) -> None:
         self._policy, self._decision = policy, decision
         self._members, self._price = decision.members, decision.price
-        self.teaches = False
         self._verified: Verified | None = None
         self._chances = NO_CHANCES  # of all candidates so far
         self.drafters = decision.drafters
-        if self.drafters:
-            policy.num_drafted_steps += 1
-            is_due = policy.num_drafted_steps <= NUM_FIRST_LESSONS or policy.num_drafted_steps % STEPS_A_LESSON == 0
-            is_due |= abs(decision.price.beyond) > SURPRISING
-            self.teaches = is_due or decision.is_trial or any(self._members.histories[index].num_idle for index in self.drafters)
+        policy.num_drafted_steps += 1
+        is_due = policy.num_drafted_steps <= NUM_FIRST_LESSONS or policy.num_drafted_steps % STEPS_A_LESSON == 0
+        is_due |= abs(decision.price.beyond) > SURPRISING
+        self.teaches = is_due or decision.is_trial or any(self._members.histories[index].num_idle for index in self.drafters)
 
     def expand(self, newest: Candidates) -> Ints:
         """Values are the chances that nodes will be accepted."""
@@ -139,24 +134,19 @@ class AdaptivePlan:
 
     def learn(self, record: StepRecord) -> None:
         policy, conditions, batch_size = self._policy, self._decision.conditions, len(self._members)
-        policy.prices.between_ms, total_ms = record.plain_between_ms, record.total_ms
-        reading_ms, plain_ms = self._reading_ms(record), self._price.plain_ms
+        total_ms, reading_ms, plain_ms = record.total_ms, self._reading_ms(record), self._price.plain_ms
         is_reading = reading_ms >= MOST_READING * total_ms
-        policy.num_plain_steps = 0 if self.drafters else policy.num_plain_steps + 1
-        # What it takes to read much says little of what it takes to draft, nor what a single plain step takes of what many in a row
-        # do.
-        is_cold = not self.drafters and policy.num_plain_steps <= NUM_COLD
-        for part in record.parts[1:] if is_reading or is_cold else record.parts:
+        # What it takes to read much says little of what it takes to draft.
+        for part in record.parts[1:] if is_reading else record.parts:
             policy.costs.correct(part, conditions)
         if is_reading:
             policy.prices.add_reading(self._price, len(self.drafters), self._num_missed(record), record.parts[0].ms)
         steps, gained = policy.prices.steps(conditions), record.num_gained / batch_size
         steps.add(gained, total_ms / plain_ms, reading_ms / plain_ms, len(self.drafters) / batch_size, self._verified)
-        is_settled = policy.num_drafted_steps > NUM_UNSETTLED and not is_reading
-        if not self.drafters:
-            steps.add_worth(None)
-        elif is_settled:
+        if policy.num_drafted_steps > NUM_UNSETTLED and not is_reading:
             steps.add_worth(self._worth_beyond(steps, record, total_ms - reading_ms))
+        policy.prices.add_steps(1)
+        policy.choice.stay.add_steps(batch_size)
         policy.choice.allow_tries(total_ms)
         if self._decision.is_trial:
             gain = record.num_gained - batch_size * (total_ms - reading_ms) / plain_ms
@@ -169,8 +159,6 @@ class AdaptivePlan:
 
     def _reading_ms(self, record: StepRecord) -> float:
         """Of the time what went into rows that the head had missed."""
-        if not self.drafters:
-            return 0.0
         price, start = self._price, record.parts[0]
         return min(start.ms, max(0.0, price.missed_row * self._num_missed(record) / price.rate))
 

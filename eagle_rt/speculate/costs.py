@@ -14,8 +14,6 @@ from eagle_rt.speculate.forest import Floats, Ints
 
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
 PARTS = ("start", "level", "verify")
-# The first plain steps after drafts take longer than those that follow, since drafts have filled the processor's caches.
-NUM_COLD = 2
 # Corrections remember some 1 / (1 - memory) measurements, few of how fast the machine is and more of what conditions and numbers
 # of rows differ by, which are held to what they begin at by so many. One measurement counts as no farther from what was expected
 # than LARGEST_SURPRISE, a logarithm, and than FIRST_SURPRISE while there are few, since the machine stands still now and then.

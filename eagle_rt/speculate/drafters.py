@@ -16,10 +16,9 @@ from eagle_rt.speculate.promises import HOPED_FOR, utilities_at
 from eagle_rt.speculate.sequences import HostSequence
 
 # After a step in which nothing was worth drafting some go without asking: the more, the longer that lasts, but only a few where
-# drafts would have been worth it at such a share of their price, and none for longer than so many milliseconds. One in so many is
-# learned from. Where steps are short, asking and learning take a third of one.
-HOPELESS = 0.8
-MOST_RESTING_STEPS, MOST_RESTING_STEPS_WHERE_NEARLY, RESTING_STEPS_A_LESSON, LONGEST_REST_MS = 63, 15, 32, 500.0
+# drafts would have been worth it at such a share of their price: so many milliseconds at most. Where steps are short, asking takes
+# a third of one; and a trial is paid for only every so often, before which asking hardly ever changes anything.
+HOPELESS, LONGEST_REST_MS, LONGEST_REST_WHERE_NEARLY_MS = 0.8, 250.0, 100.0
 # Where somebody has left they are shorter by so many times, since another may come for whom drafts pay.
 SHORTER_RESTS = 4
 # After one in which all drafted some do so without asking, more where that was worth so many times its price.
@@ -87,13 +86,13 @@ class DrafterChoice:
     """allowance_ms: the time that is left for tries.
 
     For num_unasked steps the last decision holds without asking, which was that all of these sequences draft or that none of about
-    so many does; num_rested: steps that rested after the one before; num_at_rest: those that have now, from which nothing was
-    learned yet; unknown_may_draft: whether one of which nothing is known would draft.
+    so many does; num_rested: steps that rested after the one before; unknown_may_draft: whether one of which nothing is known
+    would draft.
     """
 
     def __init__(self, prices: PriceBook, book: MembersBook) -> None:
         self.stay, self.allowance_ms = Stay(), 0.0
-        self.num_unasked = self.num_rested = self.num_at_rest = 0
+        self.num_unasked = self.num_rested = 0
         self.unknown_may_draft = True
         # Of the trial so far: the drafts, and the tokens that they have gained beyond plain decoding.
         self._num_tried, self._tried_gain = 0, 0.0
@@ -105,44 +104,36 @@ class DrafterChoice:
         self._num_plain = 0
         self._drafted: dict[tuple[int, bool], tuple[int, int]] = {}
 
-    @property
-    def last(self) -> Decision:
-        """The decision that was asked for last."""
-        assert self._last
-        return self._last
-
     def rests(self, num_sequences: int) -> bool:
-        """Whether a step of so many goes without asking, nor learns, as none did when it was asked last."""
+        """Whether a step of so many goes without asking, as none drafted when it was asked last, or drafts nothing in any case:
+        also while one has left and the next one's prompt is read."""
         last = self._last
-        if not self.num_unasked or not last or last.drafters or not is_about(num_sequences, len(last.members)):
+        if not last or not (is_about(num_sequences, len(last.members)) or abs(num_sequences - len(last.members)) == 1):
             return False
-        if (self.num_unasked - 1) % RESTING_STEPS_A_LESSON == 0:
+        if self._num_plain:
+            self._num_plain -= 1
+            return True
+        if last.drafters or not self.num_unasked:
             return False
-        self.num_unasked, self.num_at_rest = self.num_unasked - 1, self.num_at_rest + 1
+        self.num_unasked -= 1
         return True
 
     def decide(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> Decision:
         """num_missing: rows of each that its head has to catch up with."""
         decision = self._decided(sequences, num_missing)
-        if decision.is_trial or not decision.drafters:
-            self._num_plain = 0
-        elif self._num_plain or self._plain_step_is_due(decision.conditions):
-            self._num_plain = (self._num_plain or PLAIN_STEPS) - 1
-            return replace(decision, drafters=[])
-        return decision
+        are_due = bool(decision.drafters) and not decision.is_trial and self._plain_steps_are_due(decision.conditions)
+        self._num_plain = PLAIN_STEPS - 1 if are_due else 0
+        return replace(decision, drafters=[]) if are_due else decision
 
     def _decided(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> Decision:
         """`decide` by what drafts are worth alone."""
-        if self._last and self.num_unasked and self._is_as_asked(self._last, sequences):
+        if self._last and self._last.drafters and self.num_unasked and self._is_as_asked(self._last, sequences):
             self.num_unasked -= 1
             if self._last.is_trial:
                 self._last = trial_of(replace(self._begun(sequences), worth=self._last.worth), num_missing)
-                return self._last
-            if self._last.drafters:
-                if self._book.of(sequences) is not self._last.members:
-                    self._last = self._all(sequences)
-                return self._last
-            return self._begun(sequences)
+            elif self._book.of(sequences) is not self._last.members:
+                self._last = self._all(sequences)
+            return self._last
         begun = self._begun(sequences)
         if self._is_growing(begun.members, num_missing):
             return begun
@@ -150,7 +141,7 @@ class DrafterChoice:
         self.unknown_may_draft = self.unknown_pays(begun.price, begun.conditions.context, begun.conditions.is_sampled)
         return decision
 
-    def _plain_step_is_due(self, conditions: Conditions) -> bool:
+    def _plain_steps_are_due(self, conditions: Conditions) -> bool:
         key = conditions.size, conditions.is_sampled
         count, due = self._drafted.get(key, (0, FIRST_PLAIN_STEP))
         is_due = count == due
@@ -195,13 +186,13 @@ class DrafterChoice:
         return Decision(self._book.of(sequences), conditions, self._prices.at(conditions), [])
 
     def _is_as_asked(self, last: Decision, sequences: Sequence[HostSequence]) -> bool:
-        """Both a rest and drafts of all go on while one leaves and the next one's prompt is read, until too many have, or drafts
-        have come to gain much less than was said."""
+        """Drafts of all go on, as rests do, while one leaves and the next one's prompt is read, until too many have, or drafts have
+        come to gain much less than was said."""
         if last.is_trial:
             return True
-        if last.drafters and self._prices.is_wrong(last.price, last.conditions):
+        if self._prices.is_wrong(last.price, last.conditions):
             return False
-        if last.drafters and not (self.unknown_may_draft and all(own.bounds for own in sequences)):
+        if not (self.unknown_may_draft and all(own.bounds for own in sequences)):
             return self._book.of(sequences) is last.members
         return is_about(len(sequences), len(last.members))
 
@@ -278,9 +269,8 @@ class DrafterChoice:
 
     def _hold(self, *, are_any: bool, are_all: bool, is_hopeless: bool, is_clear: bool, plain_ms: float) -> None:
         """For how many steps nobody is asked. are_all: all draft, and none as a try; plain_ms: of a step without drafts."""
-        most_rests = MOST_RESTING_STEPS if is_hopeless else MOST_RESTING_STEPS_WHERE_NEARLY
-        most_rests = min(most_rests, max(1, int(LONGEST_REST_MS / plain_ms)))
-        self.num_rested = 0 if are_any else min(most_rests, 1 + 2 * self.num_rested)
+        longest_ms = LONGEST_REST_MS if is_hopeless else LONGEST_REST_WHERE_NEARLY_MS
+        self.num_rested = 0 if are_any else min(max(1, int(longest_ms / plain_ms)), 1 + 2 * self.num_rested)
         self.num_unasked = self.num_rested
         if are_all:
             self.num_unasked = NUM_UNASKED_WHERE_CLEAR if is_clear else NUM_UNASKED

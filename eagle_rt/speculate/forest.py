@@ -148,10 +148,3 @@ def pack(root_tokens: Ints, chosen: Candidates, numbers: Ints) -> PackedTrees:
         depths=np.concatenate((np.zeros_like(root_tokens), chosen.depths))[order],
         rows_of_chosen=row_of[batch_size:],
     )
-
-
-def roots_only(root_tokens: Ints) -> PackedTrees:
-    """The trees of plain decoding."""
-    zeros = np.zeros_like(root_tokens)
-    numbers = np.arange(len(root_tokens))
-    return PackedTrees(tuple(range(len(root_tokens) + 1)), numbers, root_tokens, zeros - 1, zeros, zeros[:0])

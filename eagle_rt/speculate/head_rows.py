@@ -1,12 +1,13 @@
 """How far the head has read each text, and the features that it still needs to read on."""
 
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 # Steps whose features are put aside unsorted.
-MOST_UNSORTED = 32
+MOST_UNSORTED = 128
 
 
 @dataclass
@@ -34,7 +35,7 @@ class HeadRowsBook:
 
     def __init__(self) -> None:
         self._rows: dict[str, HeadRows] = {}
-        self._unsorted: list[tuple[list[str], Tensor, list[int]]] = []
+        self._unsorted: list[tuple[list[str], list[int], Tensor]] = []
 
     def begin(self, sequence_id: str, num_made: int, num_cached: int, *, may_draft: bool = True) -> None:
         """A text of which the target's cache holds num_cached rows, and the head's the first num_made."""
@@ -45,9 +46,9 @@ class HeadRowsBook:
         self._sort()
         return self._rows[sequence_id]
 
-    def add_step(self, sequence_ids: list[str], features: Tensor, counts: list[int]) -> None:
+    def add_step(self, sequence_ids: list[str], counts: list[int], features: Tensor) -> None:
         """Features [T, F] of so many next rows of each sequence."""
-        self._unsorted.append((sequence_ids, features, counts))
+        self._unsorted.append((sequence_ids, counts, features))
 
     @property
     def is_due(self) -> bool:
@@ -55,10 +56,11 @@ class HeadRowsBook:
         return len(self._unsorted) >= MOST_UNSORTED
 
     def _sort(self) -> None:
-        for sequence_ids, features, counts in self._unsorted:
-            for sequence_id, own in zip(sequence_ids, features.split(counts), strict=True):
+        for (sequence_ids, counts), like in groupby(self._unsorted, key=lambda step: step[:2]):
+            features = torch.stack([own for _, _, own in like])
+            for sequence_id, own in zip(sequence_ids, features.split(counts, dim=1), strict=True):
                 if sequence_id in self._rows:
-                    self.add(sequence_id, own)
+                    self.add(sequence_id, own.flatten(0, 1))
         self._unsorted.clear()
 
     def add(self, sequence_id: str, features: Tensor) -> None:

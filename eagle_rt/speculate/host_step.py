@@ -18,9 +18,9 @@ from eagle_rt.batch import slots_at
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.costs import Observation
-from eagle_rt.speculate.forest import Choose, Floats, Ints, PackedTrees, no_candidates, pack, roots_only
+from eagle_rt.speculate.forest import Choose, Floats, Ints, PackedTrees, pack
 from eagle_rt.speculate.host_drafter import Draft, HostDrafter
-from eagle_rt.speculate.policy import RESTING, DraftPlan, StepRecord, TreePolicy
+from eagle_rt.speculate.policy import RESTING, DraftPlan, Rests, StepRecord, TreePolicy
 from eagle_rt.speculate.sampler import SamplingBatch, target_choice
 from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
 from eagle_rt.speculate.simulate import simulated_paths
@@ -28,10 +28,10 @@ from eagle_rt.speculate.simulate import simulated_paths
 # Features that wait for the head take no more memory than this. And of one text no more than so many rows wait, beyond which a
 # pass of their own costs the head little, and a step with all of them would keep others waiting.
 MOST_WAITING_BYTES, MOST_WAITING_ROWS = 256 * 2**20, 2048
+# How many steps in a row without drafts the policy is told of at most, the latest.
+MOST_RESTS = 1024
 # Of how many of the latest pauses between steps the lower quartile counts; and over how many steps what choosing takes is a mean.
 NUM_PAUSES, STEPS_OF_CHOOSING = 16, 50.0
-# Of a step without drafts.
-NO_CANDIDATES, NO_NUMBERS, NO_LABELS = no_candidates(), np.zeros(0, dtype=np.int64), np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,13 @@ class Pauses:
         self._latest: deque[float] = deque(maxlen=NUM_PAUSES)
         self._began = 0.0
 
-    def begin(self) -> None:
-        self._began = time.perf_counter()
+    def begin(self, now: float) -> None:
+        """now: in seconds of the clock."""
+        self._began = now
 
-    def end(self) -> None:
+    def end(self, now: float) -> None:
         if self._began:
-            self._latest.append(1000 * (time.perf_counter() - self._began))
+            self._latest.append(1000 * (now - self._began))
 
     def skip(self) -> None:
         """This one does not count."""
@@ -120,6 +121,7 @@ class HostStepper:
         self.feature_size = max(1, len(self.feature_layers)) * target.spec.shape.hidden_size
         # After steps without drafts and after those with some; and which of them the last one was.
         self._pauses, self._has_drafted = (Pauses(), Pauses()), False
+        self._rests: deque[tuple[int, float]] = deque(maxlen=MOST_RESTS)  # those of which the policy has not been told
         # Of steps with drafts, without lessons: those are few, but for the first steps and trials, which would make drafts look
         # dearer than they are. Where nothing drafts for long nothing is chosen.
         self._choosing = Choosing()
@@ -130,63 +132,57 @@ class HostStepper:
 
         sampling: the settings of the B sequences. `mark(name)` is called after each part, for timing.
         """
-        self._pauses[self._has_drafted].end()
         begin = time.perf_counter()
+        self._pauses[self._has_drafted].end(begin)
         plan: DraftPlan = RESTING
         if not self.policy.rests(len(sequences)):
             rows = [self.drafter.rows[sequence.id] for sequence in sequences]
             sequences = [replace(own, bounds=None) if row.is_lost else own for own, row in zip(sequences, rows, strict=True)]
+            self.policy.learn_rests(Rests(list(self._rests), self._between_ms(has_drafted=False)))
+            self._rests.clear()
             plan = self.policy.begin(sequences, [row.num_waiting for row in rows])
-        rests = plan is RESTING
-        outcome = self._rest(sequences, sampling, mark) if rests else self._step(sequences, sampling, plan, begin, mark)
         self._has_drafted = bool(plan.drafters)
-        self._pauses[self._has_drafted].begin()
+        outcome = self._draft(sequences, sampling, plan, begin, mark) if plan.drafters else self._rest(sequences, sampling, mark)
+        self._pauses[self._has_drafted].begin(time.perf_counter())
         mark("accept")
         return outcome
 
     def _rest(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
-        """A step of which nothing is learned."""
-        has_read = self.drafter.rows.is_due and self.read_on(sequences)
-        mark("extend")
+        """A step without drafts."""
+        rows, batch_size, start = self.drafter.rows, len(sequences), time.perf_counter()
+        if has_read := rows.is_due and self.read_on(sequences):
+            start = time.perf_counter()
+            mark("extend")
         tokens, features = plain_step(self.target, self.pool, self._backend, sequences, sampling, self.feature_layers)
         assert features is not None
-        batch_size = len(sequences)
-        self.drafter.rows.add_step([sequence.id for sequence in sequences], features, [1] * batch_size)
+        rows.add_step([sequence.id for sequence in sequences], [1] * batch_size, features)
+        self._rests.append((batch_size, 1000 * (time.perf_counter() - start)))
         mark("verify")
         return HostOutcome([[token] for token in tokens], [0] * batch_size, [False] * batch_size, has_read)
 
-    def _step(
+    def _draft(
         self, sequences: list[HostSequence], sampling: SamplingBatch, plan: DraftPlan, begin: float, mark: Callable[[str], None]
     ) -> HostOutcome:
         """As the plan wants. begin: of the step, in seconds of the clock."""
         start = time.perf_counter()
         asking_ms = 1000 * (start - begin)
         root_tokens = np.array([sequence.text[-1] for sequence in sequences])
-        draft = kept = None
-        has_read = bool(plan.drafters)
-        trees = roots_only(root_tokens)
-        if plan.drafters:
-            draft = self.drafter.draft(sequences, sampling, plan, start, mark)
-            kept = plan.keep(draft.candidates)
-            trees = pack(root_tokens, draft.candidates[kept], kept)
-            start = draft.end
-            mark("draft")
-        elif has_read := self.read_on(sequences):
-            start = time.perf_counter()
-            mark("extend")
+        draft = self.drafter.draft(sequences, sampling, plan, start, mark)
+        kept = plan.keep(draft.candidates)
+        trees = pack(root_tokens, draft.candidates[kept], kept)
+        mark("draft")
 
         choose, features = self._verify(sequences, sampling, trees)
         length = self._simulated_length
         paths, tokens = trees.walk(choose) if length is None else simulated_paths(trees, choose, length)
         mark("verify")
         self._keep(sequences, trees, paths, features)
-        verify_ms = 1000 * (time.perf_counter() - start) + (self._choosing.ms if draft else 0.0)
-        learning_ms = self._learn(plan, sequences, draft, kept, trees, paths, verify_ms)
-        if draft and not plan.teaches:
+        verify_ms = 1000 * (time.perf_counter() - draft.end) + self._choosing.ms
+        learning_ms = self._learn(plan, draft, kept, trees, paths, verify_ms)
+        if not plan.teaches:
             self._choosing.add(asking_ms + learning_ms)
         num_drafted = [stop - first - 1 for first, stop in zip(trees.starts, trees.starts[1:], strict=False)]
-        is_broken = draft.is_broken.tolist() if draft else [False] * len(sequences)
-        return HostOutcome(tokens, num_drafted, is_broken, has_read)
+        return HostOutcome(tokens, num_drafted, draft.is_broken.tolist(), has_read=True)
 
     def read_on(self, sequences: Sequence[HostSequence]) -> bool:
         """Let the head read where too much waits for it, though nothing drafts. Whether it did."""
@@ -232,7 +228,7 @@ class HostStepper:
         assert features is not None
         rows = list(chain.from_iterable(paths))
         accepted = features if len(rows) == len(features) else features[self._tensor(rows)]
-        self.drafter.rows.add_step([sequence.id for sequence in sequences], accepted, [len(path) for path in paths])
+        self.drafter.rows.add_step([sequence.id for sequence in sequences], [len(path) for path in paths], accepted)
         if trees.is_plain:
             return
         sources, targets = [], []
@@ -246,30 +242,24 @@ class HostStepper:
             self.pool.move(self._tensor(np.concatenate(sources)), self._tensor(np.concatenate(targets)))
 
     def _learn(
-        self,
-        plan: DraftPlan,
-        sequences: list[HostSequence],
-        draft: Draft | None,
-        kept: Ints | None,
-        trees: PackedTrees,
-        paths: list[list[int]],
-        verify_ms: float,
+        self, plan: DraftPlan, draft: Draft, kept: Ints, trees: PackedTrees, paths: list[list[int]], verify_ms: float
     ) -> float:
         """The milliseconds that it takes."""
         start = time.perf_counter()
-        observation = Observation("verify", len(sequences), len(trees.owners), verify_ms)
+        parts = [*draft.observations, Observation("verify", len(paths), len(trees.owners), verify_ms)]
 
         def labels() -> Floats:
             is_accepted = np.zeros(len(trees.owners))
             is_accepted[list(chain.from_iterable(paths))] = 1.0
             return is_accepted[trees.rows_of_chosen]
 
-        drafted = (draft.candidates, kept, labels) if draft and kept is not None else (NO_CANDIDATES, NO_NUMBERS, lambda: NO_LABELS)
-        parts = [*draft.observations, observation] if draft else [observation]
-        after_plain, after_drafts = (pauses.ms for pauses in self._pauses)
-        between_ms, plain_between_ms = (after_drafts or after_plain) if draft else after_plain, after_plain or after_drafts
-        plan.learn(StepRecord(*drafted, sum(map(len, paths)), parts, between_ms, plain_between_ms))
+        between_ms = self._between_ms(has_drafted=True)
+        plan.learn(StepRecord(draft.candidates, kept, labels, sum(map(len, paths)), parts, between_ms))
         return 1000 * (time.perf_counter() - start)
+
+    def _between_ms(self, *, has_drafted: bool) -> float:
+        """What passes after a step with drafts, or without any; as after the others where none was made yet."""
+        return self._pauses[has_drafted].ms or self._pauses[not has_drafted].ms
 
     def _tensor(self, values: Ints | Sequence) -> Tensor:
         return torch.as_tensor(values, device=self._device)

@@ -13,6 +13,10 @@ from eagle_rt.speculate.forest import Candidates, Floats, Ints, ranks_within_own
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
+# The first steps without drafts take longer than those that follow, since drafts, or the asking for them, have filled the
+# processor's caches. Of the others one in so many is looked at.
+NUM_COLD, RESTS_AN_OBSERVATION = 2, 8
+
 
 @dataclass(frozen=True)
 class StepRecord:
@@ -20,7 +24,7 @@ class StepRecord:
 
     candidates: all nodes that were scored; kept: the numbers of those that were verified; is_accepted: gives [len(kept)] 1 for
     those that were accepted, which not every step is asked for. num_gained tokens, the bonus ones included; parts: what each part
-    cost, in their order; between_ms: what passes after such a step before the next one, and after one without drafts.
+    cost, in their order; between_ms: what passes after such a step before the next one.
     """
 
     candidates: Candidates
@@ -29,11 +33,24 @@ class StepRecord:
     num_gained: int
     parts: list[Observation]
     between_ms: float = 0.0
-    plain_between_ms: float = 0.0
 
     @property
     def total_ms(self) -> float:
         return self.between_ms + sum(part.ms for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Rests:
+    """Steps in which nothing drafted, since one was decided on. steps: of how many sequences each was and its milliseconds, in
+    their order; between_ms: what passes after such a step before the next one."""
+
+    steps: list[tuple[int, float]]
+    between_ms: float
+
+    @property
+    def observations(self) -> list[Observation]:
+        """Of what a plain step takes among others: of the first ones nothing, and of many only some."""
+        return [Observation("verify", size, size, ms) for size, ms in self.steps[NUM_COLD::RESTS_AN_OBSERVATION]]
 
 
 class DraftPlan(Protocol):
@@ -73,6 +90,11 @@ class TreePolicy(Protocol):
     def rests(self, num_sequences: int) -> bool:
         """Asked before each step: whether one of so many sequences drafts nothing, whichever they are, so that no plan need be
         made."""
+        ...
+
+    def learn_rests(self, rests: Rests) -> None:
+        """Told before each step that is decided on: all at once, since in each of them even a little would take long, with caches
+        full of what the target has read."""
         ...
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
@@ -143,10 +165,13 @@ class FixedPolicy:
         return self._max_batch_size is None or batch_size <= self._max_batch_size
 
     def rests(self, num_sequences: int) -> bool:
-        return False
+        return not self.wants_drafts(num_sequences, 0, is_sampled=False)
+
+    def learn_rests(self, rests: Rests) -> None:
+        pass
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
-        return FixedPlan(sequences, self.wants_drafts(len(sequences), 0, is_sampled=False))
+        return FixedPlan(sequences)
 
     def forget(self, sequence_id: str) -> None:
         pass
@@ -155,10 +180,10 @@ class FixedPolicy:
 class FixedPlan:
     teaches = False
 
-    def __init__(self, sequences: Sequence[HostSequence], drafts: bool) -> None:
+    def __init__(self, sequences: Sequence[HostSequence]) -> None:
         shapes = tuple(sequence.bounds for sequence in sequences)
         self._bounds = bounds_of(shapes)
-        self.drafters = [index for index, shape in enumerate(shapes) if shape and drafts]
+        self.drafters = [index for index, shape in enumerate(shapes) if shape]
 
     def expand(self, newest: Candidates) -> Ints:
         newest.values[:] = newest.scores
@@ -171,5 +196,5 @@ class FixedPlan:
         pass
 
 
-# Of a step without drafts of which nothing is learned.
-RESTING = FixedPlan((), drafts=False)
+# Of a step without drafts.
+RESTING = FixedPlan(())

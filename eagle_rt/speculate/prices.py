@@ -18,9 +18,9 @@ ROWS_OF_A_SEQUENCE, MORE_ROWS = 4.0, 8.0
 # The rows of a sequence that a head reads before it drafts are what the step before has gained; so many, until that is known.
 FIRST_ROWS_READ = 3.0
 # What drafts gain beyond what they promise: a single one says no more than so many tokens; it is held to nothing by so many steps;
-# so many are remembered at least, since drafts that stop by chance are long in coming back; and how it is forgotten while nothing
-# drafts.
-MOST_BEYOND, BEYOND_HELD_BY, STEPS_OF_WORTH, IDLE_MEMORY = 4.0, 4.0, 32.0, 0.99
+# so many are remembered at least, since drafts that stop by chance are long in coming back; and while nothing drafts it is
+# remembered for so many steps, and so many milliseconds.
+MOST_BEYOND, BEYOND_HELD_BY, STEPS_OF_WORTH, IDLE_STEPS, IDLE_MS = 4.0, 4.0, 32.0, 100.0, 1000.0
 # What heads take to read many rows: over how many readings that is a mean, and no one differs by more than so many times.
 READING_MEMORY, MOST_READING_RATIO = 0.9, 4.0
 # Prices are worked out anew after some steps, or when that has moved by so many tokens.
@@ -94,31 +94,29 @@ class RecentSteps:
         self._length = self._memory * self._length + (1.0 - self._memory) * length
         return length
 
-    def add_worth(self, beyond: float | None) -> None:
-        """Of a step: what `Pace.beyond` was of its drafts; None where it had none, after many of which drafts are trusted again."""
-        memory = self._worth_memory if beyond is not None else IDLE_MEMORY
+    def add_worth(self, beyond: float) -> None:
+        """Of a step: what `Pace.beyond` was of its drafts."""
+        memory = self._worth_memory
+        self._beyond = memory * self._beyond + min(MOST_BEYOND, max(-MOST_BEYOND, beyond))
+        self._num_beyond = memory * self._num_beyond + 1.0
+
+    def add_rests(self, count: int, ms: float) -> None:
+        """So many steps without drafts, which took so long in all: after long, drafts are trusted again."""
+        memory = self._memory**count
+        num_plain = (1.0 - memory) / (1.0 - self._memory)
+        self._gained, self._plain = memory * self._gained + num_plain, memory * self._plain + num_plain
+        self._read *= memory
+        memory = math.exp(-min(count / IDLE_STEPS, ms / IDLE_MS))
         self._beyond, self._num_beyond = memory * self._beyond, memory * self._num_beyond
-        if beyond is not None:
-            self._beyond += min(MOST_BEYOND, max(-MOST_BEYOND, beyond))
-            self._num_beyond += 1.0
 
-    def add_rests(self, count: int) -> None:
-        """So many steps without drafts."""
-        for _ in range(count):
-            self.add(1.0, 1.0)
-            self.add_worth(None)
-
-    def add(
-        self, gained: float, plain: float, read: float = 0.0, share_drafted: float = 0.0, verified: Verified | None = None
-    ) -> None:
-        """A step gained so many tokens a sequence, where plain decoding would have gained the others in its time, `read` of them
-        while heads read what they read once. share_drafted: of its sequences; the others gained one token each."""
+    def add(self, gained: float, plain: float, read: float, share_drafted: float, verified: Verified | None) -> None:
+        """A step with drafts gained so many tokens a sequence, where plain decoding would have gained the others in its time,
+        `read` of them while heads read what they read once. share_drafted: of its sequences; the others gained one token each."""
         self._gained = self._memory * self._gained + gained
         self._plain = self._memory * self._plain + plain
         self._read = self._memory * self._read + read
-        if share_drafted:
-            self._rows = self._memory * self._rows + gained - (1.0 - share_drafted)
-            self._drafted = self._memory * self._drafted + share_drafted
+        self._rows = self._memory * self._rows + gained - (1.0 - share_drafted)
+        self._drafted = self._memory * self._drafted + share_drafted
         if verified:
             new = verified.num_nodes, verified.more_ms, verified.last_chance, 1.0
             self._verified = [self._memory * own + more for own, more in zip(self._verified, new, strict=True)]
@@ -246,8 +244,8 @@ class PriceBook:
             self._steps[size, is_sampled] = RecentSteps(replace(nearest, verified=None), 2.0**size)
         return self._steps[size, is_sampled]
 
-    def add_step(self, count: int = 1) -> None:
-        """What time costs may have changed since the last one."""
+    def add_steps(self, count: int) -> None:
+        """What time costs may have changed since."""
         self._num_steps += count
 
     def at(self, conditions: Conditions) -> Price:
@@ -293,8 +291,9 @@ class Stay:
         """For which one will that has been there for so many steps at least."""
         return max(1.0, self.num_steps - num_idle, SHARE_LEFT * self.num_steps)
 
-    def add_step(self, num_sequences: int) -> None:
-        self._num_steps += num_sequences
+    def add_steps(self, count: int) -> None:
+        """So many of one sequence each, or one of so many."""
+        self._num_steps += count
 
     def add_end(self) -> None:
         """A sequence has left."""

@@ -4,7 +4,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from engines import make_core, random_prompts, run
 
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.request import SamplingParams, SpeculativeParams
-from eagle_rt.speculate import drafters, host_step
+from eagle_rt.speculate import drafters, head_rows, host_step
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import PartCost, StepCosts
@@ -128,11 +127,14 @@ class PausingPolicy(FixedPolicy):
     def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
         return self.num_steps < len(self.drafts) and self.drafts[self.num_steps]
 
+    def rests(self, num_sequences: int) -> bool:
+        self.num_steps += 1
+        return not self.drafts[self.num_steps - 1]
+
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         plan = super().begin(sequences, num_missing)
         place = sequences[0].num_cached
         plan.learn = lambda record: self.kept.__setitem__(place, record.candidates[record.kept])  # type: ignore[method-assign]
-        self.num_steps += 1
         return plan
 
 
@@ -197,6 +199,7 @@ def test_a_head_reads_on_where_too_much_waits(
     target_dir: Path, head_dir: Path, is_short_of_memory: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks of a long prompt, and what comes after it, though nothing drafts: all if memory is short, else what is long."""
+    monkeypatch.setattr(head_rows, "MOST_UNSORTED", 0)
     monkeypatch.setattr(host_step, "MOST_WAITING_BYTES" if is_short_of_memory else "MOST_WAITING_ROWS", 20)
     settings = SamplingParams(temperature=0, max_new_tokens=40, ignore_eos=True)
     core = with_policy(make_core(target_dir, head_dir, TREE, chunked_prefill_size=16), FixedPolicy(0))
@@ -324,22 +327,20 @@ def test_extreme_temperatures(target_dir: Path, head_dir: Path, temperature: flo
         assert run(make_core(target_dir, head_dir, TREE, speculative_tree=tree), prompts, settings) == plain
 
 
-def test_a_pause_between_steps_is_what_a_short_one_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_between_steps_is_what_a_short_one_takes() -> None:
     """In others nothing was asked for; and those in which prompts are read do not count."""
-    now = [100.0]
-    monkeypatch.setattr(host_step, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    pauses = host_step.Pauses()
-    pauses.end()
+    now, pauses = 100.0, host_step.Pauses()
+    pauses.end(now)
     assert pauses.ms == 0.0, "none was before the first step"
     for number in range(40):
-        pauses.begin()
-        now[0] += 0.004 if number < 20 else 0.002 if number % 2 else 1.0
-        pauses.end()
+        pauses.begin(now)
+        now += 0.004 if number < 20 else 0.002 if number % 2 else 1.0
+        pauses.end(now)
         assert pauses.ms == pytest.approx(4.0 if number < 29 else 2.0)
-        pauses.begin()
-        now[0] += 0.5
+        pauses.begin(now)
+        now += 0.5
         pauses.skip()
-        pauses.end()
+        pauses.end(now)
 
 
 def test_what_choosing_takes_is_a_mean_of_many_steps() -> None:

@@ -13,20 +13,19 @@ from eagle_rt.speculate.compiled import CHILD_PRICES
 from eagle_rt.speculate.costs import Conditions, Observation, StepCosts
 from eagle_rt.speculate.drafters import (
     LEVELS_OF_A_LESSON,
+    LONGEST_REST_MS,
+    LONGEST_REST_WHERE_NEARLY_MS,
     MOST_IN_A_TRIAL,
-    MOST_RESTING_STEPS,
-    MOST_RESTING_STEPS_WHERE_NEARLY,
     MOST_STEPS_ALLOWED_FOR,
     NUM_UNASKED,
     NUM_UNASKED_WHERE_CLEAR,
-    RESTING_STEPS_A_LESSON,
     STEPS_OF_A_TRIAL,
     TRY_SHARE,
     trial_of,
 )
 from eagle_rt.speculate.forest import Candidates, no_candidates
-from eagle_rt.speculate.policy import RESTING, DraftPlan, StepRecord
-from eagle_rt.speculate.prices import BEYOND_HELD_BY, Pace, Price, RecentSteps
+from eagle_rt.speculate.policy import NUM_COLD, RESTING, DraftPlan, Rests, StepRecord
+from eagle_rt.speculate.prices import BEYOND_HELD_BY, IDLE_MS, Pace, Price, RecentSteps
 from eagle_rt.speculate.promises import FIRST_PROMISES, FIRST_WAIT, NUM_OWN, CommonPromises
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape
@@ -34,9 +33,26 @@ from eagle_rt.tree_shape import TreeShape
 FREE, ONE = costs(start=0.0, level=50.0, node=0.1), Conditions(1, 64.0, is_sampled=False)
 
 
-def policy(step_costs: StepCosts) -> AdaptivePolicy:
-    """Of an estimator that takes the head at its word."""
-    return AdaptivePolicy(step_costs, AcceptanceEstimator(4, [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]), None)
+class Served(AdaptivePolicy):
+    """With an estimator that takes the head at its word. rested: steps that it has not been told of."""
+
+    def __init__(self, step_costs: StepCosts) -> None:
+        super().__init__(step_costs, AcceptanceEstimator(4, [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]), None)
+        self.rested: list[tuple[int, float]] = []
+
+    def step(self, sequences: list[HostSequence], plain_ms: float = 10.0, between_ms: float = 0.0) -> DraftPlan:
+        """One whose drafts, if any, are not recorded."""
+        plan: DraftPlan = RESTING
+        if not self.rests(len(sequences)):
+            self.learn_rests(Rests(self.rested, between_ms))
+            self.rested = []
+            plan = self.begin(sequences, [1] * len(sequences))
+        if not plan.drafters:
+            self.rested.append((len(sequences), plain_ms))
+        return plan
+
+
+policy = Served
 
 
 def test_a_first_level_is_the_cheaper_the_more_share_it() -> None:
@@ -57,38 +73,44 @@ def test_new_requests_would_draft_where_the_drafts_to_come_pay_for_reading_their
     assert adaptive.wants_drafts(1, 10, is_sampled=False)
     assert not adaptive.wants_drafts(1, 1000, is_sampled=False)
     for _ in range(20000):
-        adaptive.choice.stay.add_step(1)
+        adaptive.choice.stay.add_steps(1)
     assert adaptive.wants_drafts(1, 1000, is_sampled=False)
 
 
-def step(adaptive: AdaptivePolicy, name: str = "a") -> DraftPlan:
-    """One step of a sequence for which nothing is drafted, or whose drafts are not recorded."""
-    if adaptive.rests(1):
-        return RESTING
-    plan = adaptive.begin([HostSequence(name, [0] * 64, range(0), 0.0, TreeShape(2, 2, 4))], [1])
-    if not plan.drafters:
-        nothing = np.zeros(0, dtype=np.int64)
-        plan.learn(StepRecord(no_candidates(), nothing, lambda: np.zeros(0), 1, [Observation("verify", 1, 1, 10.0)]))
-    return plan
+def step(adaptive: Served, name: str = "a", plain_ms: float = 10.0) -> DraftPlan:
+    """One step of one sequence."""
+    return adaptive.step([HostSequence(name, [0] * 64, range(0), 0.0, TreeShape(2, 2, 4))], plain_ms)
 
 
-def test_where_nothing_pays_steps_rest() -> None:
-    hopeless = policy(costs(start=50.0, level=50.0, node=20.0))
-    asked = [step(hopeless) is RESTING for _ in range(200)]
-    assert asked.count(False) < 40
-    assert asked[-40:].count(False) >= 40 // RESTING_STEPS_A_LESSON, "some are learned from"
+def test_where_nothing_pays_steps_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    hopeless, asked = policy(costs(start=50.0, level=50.0, node=20.0)), []
+    monkeypatch.setattr(hopeless, "learn_rests", lambda rests: asked.append(len(rests.steps)))
+    for _ in range(200):
+        assert not step(hopeless).drafters
+    assert asked[:5] == [0, 2, 4, 8, 16]
+    assert set(asked[5:]) == {LONGEST_REST_MS / 10.0 + 1}
 
 
 def test_steps_that_rest_are_counted_when_one_is_looked_at() -> None:
     hopeless = policy(costs(start=50.0, level=50.0, node=20.0))
     while hopeless.choice.num_unasked < 12:
         step(hopeless)
-    choice, num_rested, before = hopeless.choice, 0, hopeless.choice.allowance_ms
-    while step(hopeless) is RESTING:
+    choice, before, num_rested = hopeless.choice, hopeless.choice.allowance_ms, len(hopeless.rested)
+    while choice.num_unasked:
+        step(hopeless, plain_ms=7.0)
         num_rested += 1
         assert choice.allowance_ms == before
-    assert num_rested > 3
-    assert choice.allowance_ms - before == pytest.approx(TRY_SHARE * (num_rested * choice.last.price.plain_ms + 10.0))
+    step(hopeless)
+    assert num_rested > 12
+    assert choice.allowance_ms - before == pytest.approx(TRY_SHARE * num_rested * 10.0), "as long as was believed before"
+    assert float(hopeless.costs.ms("verify", 1, 1, ONE)) < 9.5, "they are learned from"
+
+
+def test_the_first_steps_that_rest_and_most_others_say_nothing_of_what_a_plain_step_takes() -> None:
+    steps = [(2, float(ms)) for ms in range(40)]
+    seen = [NUM_COLD, NUM_COLD + 8, NUM_COLD + 16, NUM_COLD + 24, NUM_COLD + 32]
+    assert Rests(steps, 0.0).observations == [Observation("verify", 2, 2, ms) for ms in seen]
+    assert not Rests(steps[:NUM_COLD], 0.0).observations
 
 
 def test_few_draft_in_a_trial_and_the_same_ones_in_all_of_it() -> None:
@@ -128,7 +150,8 @@ def test_a_request_that_leaves_ends_the_rest_where_the_next_one_may_draft() -> N
             step(resting)
         resting.choice.unknown_may_draft = unknown_may_draft
         resting.forget("a")
-        assert (step(resting, "b") is RESTING) != unknown_may_draft
+        step(resting, "b")
+        assert (len(resting.rested) == 1) == unknown_may_draft, "it was asked"
 
 
 def test_clear_decisions_hold_while_the_batch_is_about_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,21 +174,19 @@ def test_clear_decisions_hold_while_the_batch_is_about_the_same(monkeypatch: pyt
         begun(clear, [0.0] * 4)
         assert clear.choice.num_unasked >= num_unasked, "drafts gain more than was said"
     assert plan_for(clear, [0.0] * 4, may_draft=False).drafters == [0, 1, 2], "whose head has lost its rows meanwhile"
-    hopeless = policy(costs(start=50.0, level=50.0, node=20.0))
-    while hopeless.choice.num_unasked < 20:
-        plan_for(hopeless, [0.0] * 8)
-    for count, rests in ((7, True), (8, True), (2, False)):
-        before = hopeless.choice.num_unasked
-        plan_for(hopeless, [0.0] * count)
-        assert (hopeless.choice.num_unasked == before - 1) == rests
+    for size, others in ((8, ((7, True), (6, True), (8, True), (5, False))), (2, ((1, True), (3, True), (4, False)))):
+        hopeless = policy(costs(start=50.0, level=50.0, node=20.0))
+        while hopeless.choice.num_unasked < 20:
+            plan_for(hopeless, [0.0] * size)
+        for count, rests in others:
+            before = hopeless.choice.num_unasked
+            plan_for(hopeless, [0.0] * count)
+            assert (hopeless.choice.num_unasked == before - 1) == rests
 
 
-@pytest.mark.parametrize("longest_ms", [1e9, 100.0])
-def test_steps_rest_for_longer_where_nothing_nearly_pays(longest_ms: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_rest_for_longer_where_nothing_nearly_pays() -> None:
     """What drafts promise is known only so well. And where steps are long few are a long time."""
-    monkeypatch.setattr(drafters, "LONGEST_REST_MS", longest_ms)
-    for share, steps in ((0.9, MOST_RESTING_STEPS_WHERE_NEARLY), (0.7, MOST_RESTING_STEPS)):
-        most = min(steps, longest_ms / 10.0)
+    for share, longest_ms in ((0.9, LONGEST_REST_WHERE_NEARLY_MS), (0.7, LONGEST_REST_MS)):
         common = CommonPromises()
         free = Price(costs(start=0.0, level=50.0, node=0.1), Pace(), Conditions(1, 64.0, is_sampled=False))
         nearly = policy(costs(start=10.0 * common.utility(free)[0] / share, level=50.0, node=0.1))
@@ -174,14 +195,14 @@ def test_steps_rest_for_longer_where_nothing_nearly_pays(longest_ms: float, monk
             nearly.choice.allowance_ms = 0.0
             assert not step(nearly).drafters
             rests.append(nearly.choice.num_rested)
-        assert max(rests) == most
+        assert max(rests) == longest_ms / 10.0
 
 
 def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
     """Where an allowance is enough for what that is expected to lose; what it comes to is spent from it. Where not even good drafts
     would pay none do."""
-    start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
-    nearly = policy(costs(start=start, level=50.0, node=0.1))
+    start = 10.0 * CommonPromises().utility(Price(costs(start=0.0, level=15.0, node=0.1), Pace(), ONE))[0] / 0.9
+    nearly = policy(costs(start=start, level=15.0, node=0.1))
     while not nearly.choice.num_unasked:
         assert not step(nearly).drafters
     while nearly.choice.num_unasked:
@@ -189,17 +210,18 @@ def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
     price = nearly.prices.at(ONE)
     shortfall = price.starts[1] - price.utility(FIRST_PROMISES, LEVELS_OF_A_LESSON).mean()
     expected_ms = STEPS_OF_A_TRIAL * shortfall / price.rate
-    nearly.choice.allowance_ms = 0.9 * expected_ms
+    assert expected_ms < 0.5 * MOST_STEPS_ALLOWED_FOR * TRY_SHARE * 10.0
+    nearly.choice.allowance_ms, nearly.rested = 0.9 * expected_ms, []
     assert not step(nearly).drafters
     while nearly.choice.num_unasked:
         step(nearly)
-    nearly.choice.allowance_ms = before = 1.1 * expected_ms
+    nearly.choice.allowance_ms, nearly.rested = (before := 1.1 * expected_ms), []
     plans = [step(nearly, f"{number}") for number in range(STEPS_OF_A_TRIAL)]
     assert [plan.drafters for plan in plans] == [[0]] * STEPS_OF_A_TRIAL
     assert nearly.choice.allowance_ms == before, "nothing of what it came to is known yet"
     lost = StepRecord(no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 1, [Observation("verify", 1, 1, 17.0)])
     plans[0].learn(lost)
-    saved_up = min(before, MOST_STEPS_ALLOWED_FOR * TRY_SHARE * 17.0)
+    saved_up = before + TRY_SHARE * 17.0
     assert saved_up - nearly.choice.allowance_ms == pytest.approx(17.0 - 10.0)
     hopeless = policy(costs(start=50.0 * start, level=50.0, node=0.1))
     hopeless.choice.allowance_ms = 1e9
@@ -302,8 +324,11 @@ def test_drafts_that_gain_less_than_they_promise_are_worth_less() -> None:
     worth, less = (Price(FREE, Pace(beyond=beyond), ONE).utility(promises) for beyond in (0.0, -0.4))
     assert less == pytest.approx(worth - 0.4)
     assert Price(FREE, Pace(beyond=0.4), ONE).utility(np.zeros_like(promises)) == 0.0, "there is nothing to be better"
-    for _ in range(1000):
-        steps.add_worth(None)
+    steps.add_rests(1000, ms=0.1 * IDLE_MS)
+    assert steps.pace.beyond < -0.3, "however many steps that are"
+    steps.add_rests(10, ms=1000.0 * IDLE_MS)
+    assert steps.pace.beyond < -0.3, "however long they take"
+    steps.add_rests(1000, ms=6.0 * IDLE_MS)
     assert abs(steps.pace.beyond) < 0.01
     steps.add_worth(-1e9)
     assert steps.pace.beyond > -1.0, "the machine stood still"
@@ -340,42 +365,44 @@ def test_steps_that_read_much_say_nothing_of_drafts() -> None:
 
 
 def test_all_that_a_step_takes_counts() -> None:
-    for between_ms, fits in ((0.0, True), (5.0, False)):
+    for between_ms in (0.0, 5.0):
         adaptive = policy(costs(start=50.0, level=50.0, node=20.0))
-        plan = step(adaptive)
-        assert not plan.drafters
-        record = StepRecord(
-            no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 1, [Observation("verify", 1, 1, 10.0)]
-        )
-        plan.learn(replace(record, plain_between_ms=between_ms))
-        assert adaptive.prices.between_ms == between_ms
-        adaptive.prices.add_step()
-        assert (adaptive.prices.at(ONE).plain_ms == pytest.approx(10.0)) == fits
-        assert record.total_ms == 10.0
+        adaptive.learn_rests(Rests([], between_ms))
+        assert adaptive.prices.at(ONE).plain_ms == pytest.approx(10.0 + between_ms)
+        parts = [Observation("start", 1, 3, 7.0), Observation("verify", 1, 2, 11.0)]
+        record = StepRecord(no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 1, parts, between_ms)
+        assert record.total_ms == 18.0 + between_ms
 
 
 def test_resting_steps_count_as_plain_ones() -> None:
     """Otherwise the rate would remain that of the last drafts, and nothing would be worth drafting at it."""
     adaptive = policy(costs(start=50.0, level=50.0, node=20.0))
     conditions = Conditions(1, 64.0, is_sampled=False)
-    for _ in range(200):
-        adaptive.prices.steps(conditions).add(3.0, 1.0)
+    steps, one_by_one = adaptive.prices.steps(conditions), RecentSteps(Pace(), 1)
+    for own in (steps, one_by_one):
+        for _ in range(200):
+            own.add(3.0, 1.0, read=0.1, share_drafted=1.0, verified=None)
+    steps.add_rests(3, ms=0.0)
+    for _ in range(3):
+        one_by_one.add_rests(1, ms=0.0)
+    assert steps.pace.speed == pytest.approx(one_by_one.pace.speed)
+    assert steps.pace.speed_of_trees == pytest.approx(one_by_one.pace.speed_of_trees)
     for _ in range(200):
         step(adaptive)
     assert adaptive.prices.steps(conditions).pace.speed < 1.1
 
 
-def plan_for(adaptive: AdaptivePolicy, temperatures: list[float], may_draft: bool = True) -> DraftPlan:
+def plan_for(adaptive: Served, temperatures: list[float], may_draft: bool = True) -> DraftPlan:
     """may_draft: the last of them."""
     shapes = [TreeShape(4, 3, 24)] * (len(temperatures) - 1) + [TreeShape(4, 3, 24) if may_draft else None]
     sequences = [
         HostSequence(f"{number}", [0] * 64, range(0), own, shape)
         for number, (own, shape) in enumerate(zip(temperatures, shapes, strict=True))
     ]
-    return RESTING if adaptive.rests(len(sequences)) else adaptive.begin(sequences, [1] * len(sequences))
+    return adaptive.step(sequences)
 
 
-def begun(adaptive: AdaptivePolicy, temperatures: list[float]) -> DraftPlan:
+def begun(adaptive: Served, temperatures: list[float]) -> DraftPlan:
     """Where all draft."""
     plan = plan_for(adaptive, temperatures)
     assert plan.drafters == list(range(len(temperatures)))
@@ -422,10 +449,5 @@ def test_plain_steps_are_measured_between_drafts() -> None:
         pass
     before = float(adaptive.costs.ms("verify", 1, 1, ONE))
     for _ in range(600):
-        plan = step(adaptive, "a")
-        if not plan.drafters:
-            record = StepRecord(
-                no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 1, [Observation("verify", 1, 1, 2 * before)]
-            )
-            plan.learn(record)
+        step(adaptive, "a", plain_ms=2 * before)
     assert float(adaptive.costs.ms("verify", 1, 1, ONE)) > 1.1 * before

@@ -11,7 +11,7 @@ from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import Observation, PartCost, StepCosts, fitted_costs
 from eagle_rt.speculate.forest import Candidates, Floats, Ints, joined, no_candidates
-from eagle_rt.speculate.policy import RESTING, FixedPolicy, StepRecord, TreePolicy, bounds_of
+from eagle_rt.speculate.policy import RESTING, DraftPlan, FixedPolicy, Rests, StepRecord, TreePolicy, bounds_of
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape
 
@@ -118,7 +118,7 @@ class Replay:
     ) -> None:
         self._policy, self._texts, self._bounds = policy, texts, bounds
         self._clock, self._num_begun, self._reading_ms = Clock(model, seed), 0, 0.0
-        self._batch_size = batch_size
+        self._rests: list[tuple[int, float]] = []
         self._running = [self._next() for _ in range(batch_size)]
         for index, state in enumerate(self._running):
             state.position = 17 * index % TEXT_LENGTH
@@ -147,7 +147,11 @@ class Replay:
         running, parts = self._running, []
         sequences = [HostSequence(own.id, [0] * (64 + own.position), range(0), 0.0, self._bounds) for own in running]
         num_missing = [own.num_missing for own in running]
-        plan = RESTING if self._policy.rests(len(running)) else self._policy.begin(sequences, num_missing)
+        plan: DraftPlan = RESTING
+        if not self._policy.rests(len(running)):
+            self._policy.learn_rests(Rests(self._rests, between_ms=0.0))
+            self._rests = []
+            plan = self._policy.begin(sequences, num_missing)
         candidates, kept, labels = no_candidates(), np.zeros(0, dtype=np.int64), np.zeros(0)
 
         def spend(part: str, num_sequences: int, num_rows: int) -> None:
@@ -172,7 +176,10 @@ class Replay:
         spend("verify", len(running), len(running) + len(kept))
         accepted = np.bincount(candidates.owners[kept], labels, len(running)).astype(np.int64).tolist()
         gained = len(running) + sum(accepted)
-        plan.learn(StepRecord(candidates, kept, lambda: labels, gained, parts))
+        if plan.drafters:
+            plan.learn(StepRecord(candidates, kept, lambda: labels, gained, parts))
+        else:
+            self._rests.append((len(running), parts[0].ms))
         for index, own in enumerate(running):
             own.position += 1 + accepted[index]
             own.num_missing += 1 + accepted[index]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from eagle_rt.speculate.forest import Candidates, PackedTrees, joined, pack, ranks_within_owners, roots_only
+from eagle_rt.speculate.forest import Candidates, PackedTrees, joined, pack, ranks_within_owners
 from eagle_rt.speculate.policy import FixedPlan
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree import expand
@@ -29,7 +29,7 @@ def sequences_with(shapes: list[TreeShape | None]) -> list[HostSequence]:
 
 def grown(shapes: list[TreeShape | None]) -> PackedTrees:
     """The trees that a fixed plan makes of the made-up logits."""
-    plan = FixedPlan(sequences_with(shapes), drafts=True)
+    plan = FixedPlan(sequences_with(shapes))
     levels: list[Candidates] = []
     scores: list[float] = []
     paths: list[tuple[int, ...]] = []
@@ -128,12 +128,6 @@ def test_the_walk_is_the_one_with_fixed_shapes(seed: int) -> None:
         count = int(expected.num_accepted) + 1
         assert [row - own.start for row in paths[index]] == expected.path[0, :count].tolist()
         assert chosen[index] == expected.tokens[0, :count].tolist()
-
-
-def test_plain_decoding_is_roots_alone() -> None:
-    trees = roots_only(np.array([4, 9]))
-    assert trees.walk(lambda rows: [5 + row for row in rows]) == ([[0], [1]], [[5], [6]])
-    assert trees.visible.tolist() == [[True], [True]]
 
 
 def test_ranks() -> None:

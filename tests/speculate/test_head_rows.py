@@ -30,7 +30,7 @@ def test_steps_are_sorted_as_if_at_once() -> None:
             counts = [rng.randint(1, 3) for _ in there]
             features = value + torch.arange(float(sum(counts)))[:, None]
             value += len(features)
-            book.add_step(list(there), features, counts)
+            book.add_step(list(there), counts, features)
             for sequence_id, rows in zip(there, features.split(counts), strict=True):
                 twin.add(sequence_id, rows)
         if action > 0.8:
@@ -45,7 +45,7 @@ def test_it_is_due_after_some_steps_and_not_once_it_is_sorted() -> None:
     for count in range(MOST_UNSORTED):
         assert not book.is_due
         assert not count or len(book._unsorted) == count
-        book.add_step(["a"], torch.zeros(1, 2), [1])
+        book.add_step(["a"], [1], torch.zeros(1, 2))
     assert book.is_due
     assert book.num_waiting == MOST_UNSORTED
     assert not book.is_due

@@ -91,13 +91,13 @@ def test_the_pace_is_that_of_the_latest_steps() -> None:
     steps = RecentSteps(Pace(), batch_size=1)
     for _ in range(300):
         steps.add(gained=1.5, plain=1.2, read=0.2, share_drafted=0.25, verified=Verified(6.0, 3.0, 0.2))
-        steps.add(gained=1.0, plain=1.0)
+        steps.add_rests(1, ms=1.0)
     assert steps.pace.speed == pytest.approx(2.5 / 2.2, rel=0.01)
     assert steps.pace.speed_of_trees == pytest.approx(2.5 / 2.0, rel=0.01)
     assert steps.pace.rows_read == pytest.approx(3.0, rel=0.01)
     assert steps.pace.verified == Verified(pytest.approx(6.0), pytest.approx(3.0), pytest.approx(0.2))
     book = PriceBook(costs(start=1.0, level=1.0, node=0.1))
-    book.steps(Conditions(4, 64.0, is_sampled=False)).add(1.5, 1.2, share_drafted=1.0, verified=Verified(6.0, 3.0, 0.2))
+    book.steps(Conditions(4, 64.0, is_sampled=False)).add(1.5, 1.2, 0.0, 1.0, Verified(6.0, 3.0, 0.2))
     known, other = (book.steps(Conditions(size, 64.0, is_sampled=False)).pace for size in (4, 32))
     assert (other.speed, other.rows_read) == (known.speed, known.rows_read)
     assert known.verified is not None
@@ -120,7 +120,7 @@ def test_what_passes_between_steps_belongs_to_a_plain_one() -> None:
     conditions = Conditions(4, 64.0, is_sampled=False)
     alone = book.at(conditions)
     book.between_ms = 2.0
-    book.add_step()
+    book.add_steps(1)
     with_others = book.at(conditions)
     assert with_others.plain_ms == alone.plain_ms + 2.0
     assert with_others.rate == pytest.approx(alone.rate * alone.plain_ms / with_others.plain_ms)
@@ -139,7 +139,7 @@ def test_what_reading_many_rows_takes_is_learned() -> None:
             before = price.missed_row / price.rate
             book.add_reading(price, 4, 500.0, price.first_levels[4] / price.rate + 500.0 * ms_a_row)
             for _ in range(60):
-                book.add_step()
+                book.add_steps(1)
         now = book.at(conditions)
         assert now.missed_row / now.rate == pytest.approx(expected or before, rel=0.03 if expected else 0.2)
 
@@ -151,11 +151,11 @@ def test_how_long_sequences_stay() -> None:
     assert stay.steps_left(1000) == FIRST_STAY / 2, "some stay for longer"
     for _ in range(300):
         for _ in range(25):
-            stay.add_step(num_sequences=4)
+            stay.add_steps(4)
         stay.add_end()
     assert stay.num_steps == pytest.approx(100.0, rel=0.05)
     for _ in range(100_000):
-        stay.add_step(num_sequences=4)
+        stay.add_steps(4)
     assert stay.steps_left(100) > 1000, "nobody leaves any more"
 
 
@@ -165,7 +165,7 @@ def test_prices_are_worked_out_anew_now_and_then() -> None:
     four, five = (Conditions(size, 64.0, is_sampled=False) for size in (4, 5))
 
     def at_next_step(conditions: Conditions) -> Price:
-        book.add_step()
+        book.add_steps(1)
         assert book.at(conditions) is book.at(conditions)
         return book.at(conditions)
 
