@@ -19,7 +19,8 @@ Tree = tuple[int, int, int]
 
 
 def make_config(target_dir: Path, head_dir: Path | None = None, tree: Tree | None = None, **options: Any) -> EngineConfig:
-    """With a tree (steps, top-k, tokens) the engine drafts, with the head's weights as they are."""
+    """In float32, so that texts can be compared; with a tree (steps, top-k, tokens) the engine drafts, with the head's weights as
+    they are."""
     if tree:
         options = {
             "speculative_algorithm": "EAGLE3",
@@ -30,7 +31,8 @@ def make_config(target_dir: Path, head_dir: Path | None = None, tree: Tree | Non
             "speculative_draft_model_quantization": "none",
             **options,
         }
-    defaults = {"max_total_tokens": 4096, "device": "cpu", "speculative_fit_check": "off", "speculative_tree": "fixed"}
+    defaults = {"dtype": "float32", "max_total_tokens": 4096, "device": "cpu"}
+    defaults |= {"speculative_fit_check": "off", "speculative_tree": "fixed"}
     return EngineConfig(model_path=str(target_dir), **{**defaults, **options})
 
 

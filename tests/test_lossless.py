@@ -14,7 +14,7 @@ from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 @pytest.fixture(scope="module")
 def pair() -> tuple[EngineConfig, LoadedModels, Path, list[list[int]]]:
-    config = resolve_device(EngineConfig(speculative_algorithm="EAGLE3", device="cpu"))
+    config = resolve_device(EngineConfig(speculative_algorithm="EAGLE3", device="cpu", dtype="float32"))
     info = model_info(config)
     return config, load_models(config, info), info.directory, load_workload("builtin", None, info.tokenizer, 8).prompts
 

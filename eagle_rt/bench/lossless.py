@@ -199,6 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--num-prompts", type=int, default=40, help="at most")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="per prompt")
     add_flags(parser)
+    parser.set_defaults(dtype="float32")  # in others any two ways to the same token part at near-ties
     args = parser.parse_args(arguments)
     args.speculative_algorithm = args.speculative_algorithm or "EAGLE3"
     try:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.config import DTYPES, EngineConfig
 from eagle_rt.kernels.processor import has_bfloat16_products, has_byte_products
-from eagle_rt.kernels.products import has_own_kernels
+from eagle_rt.kernels.products import has_own_kernels, takes_own_kernel
 from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import has_mtp_layer, load_head, load_mtp_head
@@ -21,7 +21,8 @@ from eagle_rt.models.weights import checkpoint_dir
 from eagle_rt.token_map.load import load_token_map, with_tokens
 
 BUILT_IN = Path(__file__).parents[1] / "demo" / "weights"
-# Below this, float32 products of one row are as fast on a CPU as bfloat16 ones, and every other operator is faster.
+# Below this, float32 products of one row are as fast on a CPU as bfloat16 ones that are not our own, and every other operator is
+# faster.
 MIN_BFLOAT16_WEIGHTS = 50_000_000
 BUILT_IN_HEADS = {"EAGLE3": "eagle3", "EAGLE": "eagle2", "NEXTN": "eagle2"}
 
@@ -176,8 +177,8 @@ def resolve_dtype(config: EngineConfig, spec: ModelSpec) -> torch.dtype:
     if config.dtype != "auto":
         return DTYPES[config.dtype]
     if config.device == "cpu":
-        is_large = num_weights(spec) >= MIN_BFLOAT16_WEIGHTS
-        return torch.bfloat16 if is_large and has_bfloat16_products() else torch.float32
+        pays = num_weights(spec) >= MIN_BFLOAT16_WEIGHTS or takes_own_kernel(torch.empty(0, dtype=torch.bfloat16))
+        return torch.bfloat16 if pays and has_bfloat16_products() else torch.float32
     return spec.dtype if spec.dtype != torch.float32 else torch.bfloat16
 
 

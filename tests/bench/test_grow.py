@@ -49,7 +49,7 @@ def test_text_and_acceptance_are_the_small_ones(grown: Path, built_in: Path) -> 
 
 
 def test_a_pair_grown_in_memory_is_the_one_on_disk(grown: Path, built_in: Path) -> None:
-    config = make_config(grown / "target", grown / "eagle3", (3, 2, 8), dtype="float32")
+    config = make_config(grown / "target", grown / "eagle3", (3, 2, 8))
     models = grown_models(SHAPE, model_info(make_config(built_in / "target")), torch.float32, "cpu", 256)
     sampling = [SamplingParams(temperature=0, max_new_tokens=24)] * 3
     expected = make_core(grown / "target", grown / "eagle3", (3, 2, 8))

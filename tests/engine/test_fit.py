@@ -14,7 +14,7 @@ from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models, model_inf
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.models.heads.base import Head
 
-CONFIG = EngineConfig(device="cpu", speculative_algorithm="EAGLE3", speculative_draft_model_quantization="none")
+CONFIG = EngineConfig(device="cpu", dtype="float32", speculative_algorithm="EAGLE3", speculative_draft_model_quantization="none")
 
 
 @pytest.fixture(scope="module")
