@@ -45,11 +45,6 @@ class Candidates:
         return (self.owners, self.tokens, self.parents, self.depths, self.log_probs, self.scores, self.values)
 
 
-def no_candidates() -> Candidates:
-    ints, floats = np.zeros(0, dtype=np.int64), np.zeros(0)
-    return Candidates(ints, ints, ints, ints, floats, floats, floats)
-
-
 def joined(levels: list[Candidates]) -> Candidates:
     """The candidates of all levels, from the top."""
     return Candidates(*map(np.concatenate, zip(*(level.columns for level in levels), strict=True)))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from step_costs import costs
+from step_costs import costs, no_candidates
 
 from eagle_rt.speculate import drafters
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
@@ -23,7 +23,7 @@ from eagle_rt.speculate.drafters import (
     TRY_SHARE,
     trial_of,
 )
-from eagle_rt.speculate.forest import Candidates, no_candidates
+from eagle_rt.speculate.forest import Candidates
 from eagle_rt.speculate.policy import NUM_COLD, RESTING, DraftPlan, Rests, StepRecord
 from eagle_rt.speculate.prices import BEYOND_HELD_BY, IDLE_MS, Pace, Price, RecentSteps
 from eagle_rt.speculate.promises import FIRST_PROMISES, FIRST_WAIT, NUM_OWN, CommonPromises
@@ -52,12 +52,9 @@ class Served(AdaptivePolicy):
         return plan
 
 
-policy = Served
-
-
 def test_a_first_level_is_the_cheaper_the_more_share_it() -> None:
     """Of promises too small for one of the batch to pay for a level, all together do."""
-    shared = policy(costs(start=3.0, level=50.0, node=0.1))
+    shared = Served(costs(start=3.0, level=50.0, node=0.1))
     price = shared.prices.at(Conditions(8, 64.0, is_sampled=False))
     promises = np.array([[0.5], [0.0]])
     assert price.utility(promises) < price.starts[1]
@@ -69,7 +66,7 @@ def test_new_requests_would_draft_where_the_drafts_to_come_pay_for_reading_their
     step_costs = costs(start=1.0, level=50.0, node=0.1)
     start = step_costs.parts["start"]
     start.knots, start.values = [1.0, 101.0], [1.0, 101.0]
-    adaptive = policy(step_costs)
+    adaptive = Served(step_costs)
     assert adaptive.wants_drafts(1, 10, is_sampled=False)
     assert not adaptive.wants_drafts(1, 1000, is_sampled=False)
     for _ in range(20000):
@@ -83,7 +80,7 @@ def step(adaptive: Served, name: str = "a", plain_ms: float = 10.0) -> DraftPlan
 
 
 def test_where_nothing_pays_steps_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    hopeless, asked = policy(costs(start=50.0, level=50.0, node=20.0)), []
+    hopeless, asked = Served(costs(start=50.0, level=50.0, node=20.0)), []
     monkeypatch.setattr(hopeless, "learn_rests", lambda rests: asked.append(len(rests.steps)))
     for _ in range(200):
         assert not step(hopeless).drafters
@@ -92,7 +89,7 @@ def test_where_nothing_pays_steps_rest(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_steps_that_rest_are_counted_when_one_is_looked_at() -> None:
-    hopeless = policy(costs(start=50.0, level=50.0, node=20.0))
+    hopeless = Served(costs(start=50.0, level=50.0, node=20.0))
     while hopeless.choice.num_unasked < 12:
         step(hopeless)
     choice, before, num_rested = hopeless.choice, hopeless.choice.allowance_ms, len(hopeless.rested)
@@ -115,7 +112,7 @@ def test_the_first_steps_that_rest_and_most_others_say_nothing_of_what_a_plain_s
 
 def test_few_draft_in_a_trial_and_the_same_ones_in_all_of_it() -> None:
     """Those for whom heads have the least to read."""
-    choice = policy(FREE).choice
+    choice = Served(FREE).choice
     sequences = [HostSequence(f"{number}", [0] * 64, range(0), 0.0, TreeShape(2, 2, 4)) for number in range(3 * MOST_IN_A_TRIAL)]
     num_missing = np.random.default_rng(0).permutation(len(sequences)) + 20
     drafters = trial_of(choice._begun(sequences), num_missing.tolist()).drafters
@@ -128,7 +125,7 @@ def test_few_draft_in_a_trial_and_the_same_ones_in_all_of_it() -> None:
 
 def test_a_batch_that_grows_rests_until_all_have_come() -> None:
     """Reading prompts pays for few and not for many; what has been read goes on to be drafted for."""
-    cheap = policy(costs(start=1.0, level=50.0, node=0.1))
+    cheap = Served(costs(start=1.0, level=50.0, node=0.1))
     prompts = [HostSequence(f"{number}", [0] * 64, range(0), 0.0, TreeShape(2, 2, 4)) for number in range(8)]
     for num_missing, count, drafts in (
         ([64] * 4, 4, False),
@@ -145,7 +142,7 @@ def test_a_batch_that_grows_rests_until_all_have_come() -> None:
 
 def test_a_request_that_leaves_ends_the_rest_where_the_next_one_may_draft() -> None:
     for unknown_may_draft in (False, True):
-        resting = policy(costs(start=50.0, level=50.0, node=20.0))
+        resting = Served(costs(start=50.0, level=50.0, node=20.0))
         while resting.choice.num_unasked < 4:
             step(resting)
         resting.choice.unknown_may_draft = unknown_may_draft
@@ -161,7 +158,7 @@ def test_clear_decisions_hold_while_the_batch_is_about_the_same(monkeypatch: pyt
     free = Price(costs(start=0.0, level=50.0, node=0.01), Pace(), Conditions(4, 64.0, is_sampled=False))
     worth = 10.0 * common.utility(free)[0]
     for start, num_unasked in ((0.9 * worth, NUM_UNASKED), (0.1 * worth, NUM_UNASKED_WHERE_CLEAR)):
-        clear = policy(costs(start=start, level=50.0, node=0.01))
+        clear = Served(costs(start=start, level=50.0, node=0.01))
         for count, num_held in ((4, 0), (4, 1), (3, 2)):
             begun(clear, [0.0] * count)
             assert clear.choice.num_unasked == num_unasked - num_held
@@ -175,7 +172,7 @@ def test_clear_decisions_hold_while_the_batch_is_about_the_same(monkeypatch: pyt
         assert clear.choice.num_unasked >= num_unasked, "drafts gain more than was said"
     assert plan_for(clear, [0.0] * 4, may_draft=False).drafters == [0, 1, 2], "whose head has lost its rows meanwhile"
     for size, others in ((8, ((7, True), (6, True), (8, True), (5, False))), (2, ((1, True), (3, True), (4, False)))):
-        hopeless = policy(costs(start=50.0, level=50.0, node=20.0))
+        hopeless = Served(costs(start=50.0, level=50.0, node=20.0))
         while hopeless.choice.num_unasked < 20:
             plan_for(hopeless, [0.0] * size)
         for count, rests in others:
@@ -189,7 +186,7 @@ def test_steps_rest_for_longer_where_nothing_nearly_pays() -> None:
     for share, longest_ms in ((0.9, LONGEST_REST_WHERE_NEARLY_MS), (0.7, LONGEST_REST_MS)):
         common = CommonPromises()
         free = Price(costs(start=0.0, level=50.0, node=0.1), Pace(), Conditions(1, 64.0, is_sampled=False))
-        nearly = policy(costs(start=10.0 * common.utility(free)[0] / share, level=50.0, node=0.1))
+        nearly = Served(costs(start=10.0 * common.utility(free)[0] / share, level=50.0, node=0.1))
         rests = []
         for _ in range(100):
             nearly.choice.allowance_ms = 0.0
@@ -202,7 +199,7 @@ def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
     """Where an allowance is enough for what that is expected to lose; what it comes to is spent from it. Where not even good drafts
     would pay none do."""
     start = 10.0 * CommonPromises().utility(Price(costs(start=0.0, level=15.0, node=0.1), Pace(), ONE))[0] / 0.9
-    nearly = policy(costs(start=start, level=15.0, node=0.1))
+    nearly = Served(costs(start=start, level=15.0, node=0.1))
     while not nearly.choice.num_unasked:
         assert not step(nearly).drafters
     while nearly.choice.num_unasked:
@@ -223,7 +220,7 @@ def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
     plans[0].learn(lost)
     saved_up = before + TRY_SHARE * 17.0
     assert saved_up - nearly.choice.allowance_ms == pytest.approx(17.0 - 10.0)
-    hopeless = policy(costs(start=50.0 * start, level=50.0, node=0.1))
+    hopeless = Served(costs(start=50.0 * start, level=50.0, node=0.1))
     hopeless.choice.allowance_ms = 1e9
     assert not step(hopeless).drafters
 
@@ -231,7 +228,7 @@ def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
 def test_trials_say_too_what_drafts_gain_beyond_their_promise() -> None:
     """Those that are made because drafts promise much would say that all gain less than they promise."""
     start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
-    nearly = policy(costs(start=start, level=50.0, node=0.1))
+    nearly = Served(costs(start=start, level=50.0, node=0.1))
     nearly.num_drafted_steps, nearly.choice.allowance_ms = NUM_UNSETTLED, 1e3
     price, plan = nearly.prices.at(ONE), step(nearly)
     assert isinstance(plan, AdaptivePlan)
@@ -253,7 +250,7 @@ def test_trials_say_too_what_drafts_gain_beyond_their_promise() -> None:
 def test_a_trial_that_leaves_no_hope_ends_early() -> None:
     """Many drafts say more than one does; and what was good so far counts too."""
     for num_drafts, before, ends in ((16, None, True), (1, None, False), (16, 3.0, False)):
-        choice = policy(FREE).choice
+        choice = Served(FREE).choice
         choice.num_unasked = STEPS_OF_A_TRIAL - 1
         if before:
             choice.add_trial(before, num_drafts, 0.0)
@@ -264,7 +261,7 @@ def test_a_trial_that_leaves_no_hope_ends_early() -> None:
 def test_a_trial_is_deep_enough() -> None:
     """Whatever children gained in other texts."""
     start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
-    nearly = policy(costs(start=start, level=50.0, node=0.1))
+    nearly = Served(costs(start=start, level=50.0, node=0.1))
     nearly.children[:] = 0.0
     nearly.choice.allowance_ms = 1e3
     plan = step(nearly)
@@ -288,7 +285,7 @@ def test_one_of_many_is_tried_beside_the_others() -> None:
     """When it has been idle for long, and so much is left for tries."""
     step_costs = costs(start=1.0, level=50.0, node=0.1)
     step_costs.parts["start"].per_sequence = 0.3
-    adaptive = policy(step_costs)
+    adaptive = Served(step_costs)
     sequences = [HostSequence(f"{number}", [0] * 64, range(0), 0.0, TreeShape(2, 2, 4)) for number in range(8)]
     adaptive.begin(sequences, [1] * 8)
     idle = adaptive.book._histories["3"]
@@ -301,7 +298,7 @@ def test_one_of_many_is_tried_beside_the_others() -> None:
 
 def test_who_ends_without_ever_having_decoded_has_not_left() -> None:
     """Requests are ended twice, or while they wait."""
-    adaptive = policy(costs(start=1.0, level=50.0, node=0.1))
+    adaptive = Served(costs(start=1.0, level=50.0, node=0.1))
     step(adaptive, "a")
     before = adaptive.choice.stay.num_steps
     adaptive.forget("b")
@@ -335,7 +332,7 @@ def test_drafts_that_gain_less_than_they_promise_are_worth_less() -> None:
 
 
 def test_what_drafts_gain_beyond_their_promise_is_what_the_target_said_and_the_clock() -> None:
-    adaptive = policy(costs(start=1.0, level=50.0, node=0.1))
+    adaptive = Served(costs(start=1.0, level=50.0, node=0.1))
     adaptive.num_drafted_steps = NUM_UNSETTLED
     plan = step(adaptive)
     assert plan.drafters == [0]
@@ -349,7 +346,7 @@ def test_what_drafts_gain_beyond_their_promise_is_what_the_target_said_and_the_c
 
 
 def test_steps_that_read_much_say_nothing_of_drafts() -> None:
-    adaptive = policy(costs(start=1.0, level=50.0, node=0.1))
+    adaptive = Served(costs(start=1.0, level=50.0, node=0.1))
     start = adaptive.costs.parts["start"]
     start.knots, start.values = [1.0, 101.0], [1.0, 101.0]
     for num_rows, is_learned_from in ((200, False), (3, True)):
@@ -366,7 +363,7 @@ def test_steps_that_read_much_say_nothing_of_drafts() -> None:
 
 def test_all_that_a_step_takes_counts() -> None:
     for between_ms in (0.0, 5.0):
-        adaptive = policy(costs(start=50.0, level=50.0, node=20.0))
+        adaptive = Served(costs(start=50.0, level=50.0, node=20.0))
         adaptive.learn_rests(Rests([], between_ms))
         assert adaptive.prices.at(ONE).plain_ms == pytest.approx(10.0 + between_ms)
         parts = [Observation("start", 1, 3, 7.0), Observation("verify", 1, 2, 11.0)]
@@ -376,7 +373,7 @@ def test_all_that_a_step_takes_counts() -> None:
 
 def test_resting_steps_count_as_plain_ones() -> None:
     """Otherwise the rate would remain that of the last drafts, and nothing would be worth drafting at it."""
-    adaptive = policy(costs(start=50.0, level=50.0, node=20.0))
+    adaptive = Served(costs(start=50.0, level=50.0, node=20.0))
     conditions = Conditions(1, 64.0, is_sampled=False)
     steps, one_by_one = adaptive.prices.steps(conditions), RecentSteps(Pace(), 1)
     for own in (steps, one_by_one):
@@ -419,7 +416,7 @@ def level(owners: np.ndarray, parents: np.ndarray, depth: int, chances: np.ndarr
 def test_a_level_is_worth_its_good_children(children: tuple[float, float], is_worth_it: bool) -> None:
     """At a price of 0.4, children of a node with a chance of 0.5 are worth something if some of them are sure, but not if all have
     the same mean."""
-    adaptive = policy(costs(start=0.01, level=0.01, node=4.0))
+    adaptive = Served(costs(start=0.01, level=0.01, node=4.0))
     adaptive.children[:] = np.maximum(0.0, np.array(children)[:, None] - CHILD_PRICES).mean(axis=0)
     adaptive.num_drafted_steps = NUM_FIRST_LESSONS  # so that nothing is drafted to learn from
     plan = begun(adaptive, [0.0])
@@ -429,7 +426,7 @@ def test_a_level_is_worth_its_good_children(children: tuple[float, float], is_wo
 
 def test_what_the_verified_nodes_take_is_remembered() -> None:
     """In milliseconds beyond a plain step: two of three nodes are worth theirs, at 2 ms each."""
-    plan = begun(policy(costs(start=0.01, level=50.0, node=2.0)), [0.0])
+    plan = begun(Served(costs(start=0.01, level=50.0, node=2.0)), [0.0])
     nodes = level(np.zeros(3, dtype=np.int64), np.full(3, -1), 1, np.array([0.9, 0.05, 0.8]))
     plan.expand(nodes)
     assert plan.keep(nodes).tolist() == [0, 2]
@@ -441,7 +438,7 @@ def test_what_the_verified_nodes_take_is_remembered() -> None:
 def test_plain_steps_are_measured_between_drafts() -> None:
     """Three after thirty-two steps with drafts, after sixty-four more, and so on; the last of them are learned from, and then all
     draft as before."""
-    adaptive = policy(costs(start=0.1, level=50.0, node=0.1))
+    adaptive = Served(costs(start=0.1, level=50.0, node=0.1))
     drafts = [bool(step(adaptive, "a").drafters) for _ in range(1200)]
     distances = np.diff([number for number, is_drafted in enumerate(drafts) if not is_drafted], prepend=-1)
     assert distances.reshape(-1, 3).T.tolist() == [[33, 65, 129, 257, 257, 257], [1] * 6, [1] * 6]

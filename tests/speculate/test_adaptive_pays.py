@@ -4,13 +4,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from step_costs import no_candidates
 
 from eagle_rt.kernels.packed_linear import AMX_TILES, NO_TILES, RowTiles
 from eagle_rt.speculate import compiled
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import Observation, PartCost, StepCosts, fitted_costs
-from eagle_rt.speculate.forest import Candidates, Floats, Ints, joined, no_candidates
+from eagle_rt.speculate.forest import Candidates, Floats, Ints, joined
 from eagle_rt.speculate.policy import RESTING, DraftPlan, FixedPolicy, Rests, StepRecord, TreePolicy, bounds_of
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape
