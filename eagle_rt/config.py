@@ -107,7 +107,7 @@ class EngineConfig:
         "speculation",
         "Fixed trees score their nodes by the head's logits times this. 1 is EAGLE-2's score; more trusts the head's favourites "
         "more, and drafts deeper.",
-        1.5,
+        1.75,
         type=float,
     )
     speculative_tree: str = option(

@@ -18,7 +18,7 @@ from eagle_rt.speculate.acceptance import NUM_SHARED
 from eagle_rt.speculate.costs import StepCosts, costs_from_json
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
-FORMAT = 4
+FORMAT = 5
 # Of each file of weights, so much tells it from others.
 NUM_HASHED_BYTES = 2**20
 

@@ -36,7 +36,7 @@ def drawn_tokens(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: 
     for first in range(0, len(logits), together):
         own = slice(first, first + together)
         scaled = logits[own].float() / temperature[own, None]
-        starts, places, values = near_best(scaled, seeds[own], positions[own], ids, 0.0)
+        starts, places, values = near_best(scaled, seeds[own], positions[own], ids, torch.zeros(len(scaled)))
         drawn += [places[start + values[start:stop].argmax()] for start, stop in pairwise(starts)]
     return torch.tensor(drawn)
 
@@ -48,35 +48,35 @@ def compile_now() -> None:
         drawn_tokens(torch.zeros(1, 2), one, one, one)
 
 
-def perturbed_contenders(scaled: Tensor, seeds: Tensor, positions: Tensor, tokens: Tensor, margin: float) -> Tensor:
-    """[R, V] float32 logits [R, V] plus the noise of token ids [V], for keys [R]; -inf at most tokens that are more than `margin`
-    below the row's best, and only at such."""
-    starts, places, values = near_best(scaled, seeds, positions, tokens.numpy().astype(np.uint32), margin)
+def perturbed_contenders(scaled: Tensor, seeds: Tensor, positions: Tensor, tokens: Tensor, margins: Tensor) -> Tensor:
+    """[R, V] float32 logits [R, V] plus the noise of token ids [V], for keys [R]; -inf at most tokens that are more than their row's
+    margin [R] below its best, and only at such."""
+    starts, places, values = near_best(scaled, seeds, positions, tokens.numpy().astype(np.uint32), margins)
     perturbed = torch.full_like(scaled, -torch.inf)
     perturbed.numpy()[np.repeat(np.arange(len(scaled)), np.diff(starts)), places] = values
     return perturbed
 
 
-def near_best(scaled: Tensor, seeds: Tensor, positions: Tensor, ids: Words, margin: float) -> tuple[Ints, Ints, Floats]:
-    """(starts [R + 1], places [K], perturbed logits [K]): row by row the tokens that may come within `margin` of the best."""
+def near_best(scaled: Tensor, seeds: Tensor, positions: Tensor, ids: Words, margins: Tensor) -> tuple[Ints, Ints, Floats]:
+    """(starts [R + 1], places [K], perturbed logits [K]): row by row the tokens that may come within its margin of the best."""
     low_keys, high_keys = (keys.numpy().astype(np.uint32) for keys in noise_keys(seeds, positions))
     logits = scaled.contiguous().numpy()
-    starts, places, bits = contenders(logits, ids, low_keys, high_keys, margin)
+    starts, places, bits = contenders(logits, ids, low_keys, high_keys, margins.float().numpy())
     own = logits[np.repeat(np.arange(len(logits)), np.diff(starts)), places]
     return starts, places, own + gumbel_of(torch.from_numpy(bits.astype(np.int64))).numpy()
 
 
 @compiled
-def contenders(logits: Floats, ids: Words, low_keys: Words, high_keys: Words, margin: float) -> tuple[Ints, Ints, Words]:
-    """(starts [R + 1], places [K], random bits [K]): row by row the tokens of logits [R, V] that may come within `margin` of the
-    best under the noise of their ids [V], and all of a row whose largest logit is no number."""
+def contenders(logits: Floats, ids: Words, low_keys: Words, high_keys: Words, margins: Floats) -> tuple[Ints, Ints, Words]:
+    """(starts [R + 1], places [K], random bits [K]): row by row the tokens of logits [R, V] that may come within its margin [R] of
+    the best under the noise of their ids [V], and all of a row whose largest logit is no number."""
     num_rows, num_tokens = logits.shape
     starts = np.zeros(num_rows + 1, dtype=np.int64)
     # Memory that is not written to takes no time.
     places, found = np.empty(num_rows * num_tokens, dtype=np.int64), np.empty(num_rows * num_tokens, dtype=np.uint32)
     bits, is_near, num_found = np.empty(TOGETHER, dtype=np.uint32), np.empty(TOGETHER, dtype=np.bool_), 0
     for row in range(num_rows):
-        own, low, high = logits[row], low_keys[row], high_keys[row]
+        own, low, high, margin = logits[row], low_keys[row], high_keys[row], margins[row]
         best, has_nan = 0, False
         for place in range(num_tokens):
             has_nan |= own[place] != own[place]

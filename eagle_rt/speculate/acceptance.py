@@ -19,12 +19,12 @@ PRIOR_STRENGTH = 8.0
 NUM_NEWTON_STEPS, MOST_HALVINGS = 3, 16
 NUM_BINS = 10
 MAX_TEMPERATURE = 2.0
-# Inputs that all depths share: the logit for greedy sequences, for sampled ones, and times the temperature; the path's score; and
-# whether it is sampled, and at which temperature. A bias for each depth follows.
-GREEDY, SAMPLED, BY_TEMPERATURE, PATH, IF_SAMPLED, AT_TEMPERATURE = range(6)
-NUM_SHARED = 6
-# Fitted to 8,800 nodes that the built-in EAGLE-3 head drafted for the built-in prompts at temperatures from 0 to 1.3.
-DEFAULT_WEIGHTS = [1.0, 0.19, 0.5, 0.0, -0.77, 0.37, 0.01, 0.09, 0.18, 0.07, 0.10, 0.15]
+# Inputs that all depths share: the logit of the head's probability, the same times the temperature, the path's score, and the
+# temperature. A bias for each depth follows.
+LOGIT, BY_TEMPERATURE, PATH, AT_TEMPERATURE = range(4)
+NUM_SHARED = 4
+# Fitted to 9,100 nodes that the built-in EAGLE-3 head drafted for the built-in prompts at temperatures from 0 to 2.
+DEFAULT_WEIGHTS = [1.09, -0.32, -0.08, -0.31, 0.12, 0.16, 0.24, 0.19, 0.08]
 
 
 @dataclass
@@ -76,11 +76,10 @@ class VerifiedNodes(NamedTuple):
 class AcceptanceEstimator:
     """P(the target chooses a node | it chose the node's parent): a logistic function of what the head gave.
 
-    Its inputs are the logit of the head's probability (of the perturbed one, for coupled drafts), with a weight for greedy and one
-    for sampled sequences, the same times the temperature, the log-probability of the path above, whether the sequence is sampled
-    and at which temperature, and a bias for each depth. The weights begin as those of a cold start,
-    by default at the head's own word, and are fitted to the latest observations by Newton's method, held to where they began as
-    by a few observations. A path is accepted with the product of its nodes' probabilities.
+    Its inputs are the logit of the head's probability (of the perturbed one, for coupled drafts), the same times the temperature, the
+    log-probability of the path above, the temperature (0 for greedy sequences), and a bias for each depth. The weights begin as
+    those of a cold start and are fitted to the latest observations by Newton's method, held to where they began as by a few
+    observations. A path is accepted with the product of its nodes' probabilities.
     """
 
     def __init__(self, max_depth: int, weights: list[float] | None = None) -> None:
@@ -107,12 +106,9 @@ class AcceptanceEstimator:
         logits = logits_of(log_probs)
         temperatures = np.minimum(temperatures, MAX_TEMPERATURE)
         inputs = np.zeros((len(logits), len(self.weights)))
-        is_sampled = temperatures > 0
-        inputs[:, GREEDY] = np.where(is_sampled, 0.0, logits)
-        inputs[:, SAMPLED] = np.where(is_sampled, logits, 0.0)
+        inputs[:, LOGIT] = logits
         inputs[:, BY_TEMPERATURE] = logits * temperatures
         inputs[:, PATH] = np.maximum(parent_scores, MIN_SCORE)
-        inputs[:, IF_SAMPLED] = is_sampled
         inputs[:, AT_TEMPERATURE] = temperatures
         inputs[np.arange(len(logits)), NUM_SHARED - 1 + np.minimum(depths, self.max_depth)] = 1.0
         return inputs
@@ -124,11 +120,9 @@ class AcceptanceEstimator:
     def line(self, temperature: float) -> tuple[float, float]:
         """What the logits of the head's probabilities are multiplied by for a sequence of such a temperature, and what is added to
         them."""
-        greedy, sampled, by_temperature, _, if_sampled, at_temperature = self.weights[:NUM_SHARED].tolist()
-        if temperature <= 0:
-            return greedy, 0.0
+        logit, by_temperature, _, at_temperature = self.weights[:NUM_SHARED].tolist()
         temperature = min(temperature, MAX_TEMPERATURE)
-        return sampled + by_temperature * temperature, if_sampled + at_temperature * temperature
+        return logit + by_temperature * temperature, at_temperature * temperature
 
     def _use(self, weights: Floats) -> None:
         """They are never changed, but others take their place. path_and_biases: [1 + max_depth] what the log-probability of the

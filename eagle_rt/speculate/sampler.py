@@ -8,7 +8,7 @@ from torch import Tensor
 from eagle_rt.kernels.contenders import can_leave_out, drawn_tokens, perturbed_contenders
 from eagle_rt.kernels.noise import gumbel_noise
 
-# Guesses that are so far below the best under the noise are never made.
+# Guesses that are so far below the best are never made, in the logits' own unit.
 DRAFT_MARGIN = 8.0
 
 
@@ -71,7 +71,7 @@ def perturbed_logits(
 ) -> Tensor:
     """[S, N, V] filtered logits / temperature + noise of the S sampled sequences of [B, N, V] logits over token ids [V].
 
-    What is more than `margin` below a row's best may be -inf.
+    What is more than `margin` below a row's best, in the unit of the logits that are given, may be -inf.
     """
     rows = sampling.sampled
     num_nodes = logits.shape[1]
@@ -84,7 +84,7 @@ def perturbed_logits(
         scaled = filter_tokens(scaled, per_node(sampling.top_k), per_node(sampling.top_p), per_node(sampling.min_p))
     keys = per_node(sampling.seeds), positions[rows].flatten()
     if margin < torch.inf and can_leave_out(scaled):
-        return perturbed_contenders(scaled, *keys, tokens, margin).unflatten(0, (-1, num_nodes))
+        return perturbed_contenders(scaled, *keys, tokens, margin / per_node(sampling.temperature)).unflatten(0, (-1, num_nodes))
     return (scaled + gumbel_noise(*keys, tokens)).unflatten(0, (-1, num_nodes))
 
 
@@ -94,11 +94,15 @@ def coupled_logits(logits: Tensor, positions: Tensor, sampling: SamplingBatch, t
     The target's choice is the argmax of its perturbed logits, and the noise is known before the target has run. A head that ranks
     its guesses by its own logits under the same temperature, filters and noise guesses that choice, not the most likely token. What
     is drafted never changes what is chosen, so the output stays the same.
+
+    They are logits + temperature * noise, in the head's own unit, in which it errs as much at any temperature: what these logits say
+    of a guess is worth the same for greedy and sampled sequences (docs/findings.md).
     """
-    if len(sampling.sampled) == 0:
+    rows = sampling.sampled
+    if len(rows) == 0:
         return logits
     perturbed = perturbed_logits(logits, positions, sampling, tokens, DRAFT_MARGIN)
-    return logits.float().index_copy(0, sampling.sampled, perturbed)
+    return logits.float().index_copy(0, rows, perturbed * sampling.temperature[rows, None, None])
 
 
 def filter_tokens(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def config_for(target_dir: Path, head_dir: Path, **options: object) -> tuple[Eng
 
 
 def profile_for(config: EngineConfig, info: ModelInfo) -> Profile:
-    weights = [0.9, 0.8, 0.0, 0.1, 0.0, 0.0, -0.5]
+    weights = [0.9, -0.1, 0.0, 0.1, -0.5]
     return Profile(subject_of(config, info), TreeShape(4, 2, 9), TreeShape(2, 1, 3), COSTS, weights, [{"batch_size": 1}])
 
 
@@ -54,7 +54,7 @@ def test_an_engine_takes_what_it_says(
         assert not any("measured what steps cost" in note for note in notes)
         assert isinstance(stepper.policy, AdaptivePolicy)
         assert stepper.policy.costs.to_json() == COSTS.to_json()
-        assert stepper.policy.estimator.weights[:7].tolist() == [0.9, 0.8, 0.0, 0.1, 0.0, 0.0, -0.5]
+        assert stepper.policy.estimator.weights[:5].tolist() == [0.9, -0.1, 0.0, 0.1, -0.5]
 
     own, _ = config_for(target_dir, head_dir, speculative_profile="auto", speculative_tree=tree)
     assert build_core(own, info)[0].runner.tree_shape == TreeShape(1, 1, 2), "the user's own numbers come first"
@@ -85,7 +85,7 @@ def test_what_a_profile_was_made_for(target_dir: Path, head_dir: Path, tmp_path:
     [
         (lambda document: "{not json", "cannot be read"),
         (lambda document: "[]", "cannot be read"),
-        (lambda document: json.dumps({**document, "format": 99}), "is of format 99, and this is format 4"),
+        (lambda document: json.dumps({**document, "format": 99}), "is of format 99, and this is format 5"),
         (lambda document: json.dumps({**document, "costs": {}}), "is damaged"),
         (lambda document: json.dumps({**document, "estimator": ["x"]}), "is damaged"),
         (lambda document: json.dumps({**document, "estimator": []}), "is damaged"),

@@ -235,7 +235,8 @@ def test_top_children(shape: tuple[int, int], width: int, top_k: int, kind: str,
         positions, ids = randint(seed, 0, 999, *shape), randint(seed, 0, 99999, width)
         noise = KernelNoise(sampling.temperature, sampling.seeds, thresholds_for(logits, sampling), positions, ids)
         values = logits.clone()
-        values[sampling.sampled] = perturbed_logits(logits, positions, sampling, ids)
+        perturbed = perturbed_logits(logits, positions, sampling, ids)
+        values[sampling.sampled] = perturbed * sampling.temperature[sampling.sampled, None, None]
     tokens, scores = top_children(logits, parent_scores, top_k, sharpness, noise)
     assert all(len(set(row)) == top_k for row in tokens.flatten(0, 1).tolist())
     own = torch.log_softmax(values * sharpness, -1)

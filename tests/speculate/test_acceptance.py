@@ -63,16 +63,16 @@ def test_it_begins_where_it_is_told_to() -> None:
     cold = AcceptanceEstimator(3, [1.0, 0.0, 0.0, 0.0, 0.0])
     assert np.allclose(cold.probabilities(cold.inputs(log_probs, *inputs_of), np.zeros(3)), np.exp(log_probs))
     # A profile may have been made with shallower trees, or with deeper ones.
-    for weights in ([0.5, 0.4, 0.0, 0.1, 0.2, 0.0, -1.0], [0.5, 0.4, 0.0, 0.1, 0.2, 0.0, -1.0, -1.0, -1.0, -1.0, -1.0]):
+    for weights in ([0.5, 0.4, 0.1, 0.2, -1.0], [0.5, 0.4, 0.1, 0.2, -1.0, -1.0, -1.0, -1.0, -1.0]):
         warm = AcceptanceEstimator(3, weights)
-        assert warm.weights.tolist() == [0.5, 0.4, 0.0, 0.1, 0.2, 0.0, -1.0, -1.0, -1.0]
+        assert warm.weights.tolist() == [0.5, 0.4, 0.1, 0.2, -1.0, -1.0, -1.0]
         chances = warm.probabilities(warm.inputs(log_probs, *inputs_of), np.zeros(3))
         assert np.allclose(chances, 1 / (1 + np.exp(-(0.5 * (log_probs - np.log1p(-np.exp(log_probs))) - 1))))
 
 
 def test_nodes_of_a_level_are_what_their_inputs_say() -> None:
     rng = np.random.default_rng(1)
-    estimator = AcceptanceEstimator(3, rng.standard_normal(9).tolist())
+    estimator = AcceptanceEstimator(3, rng.standard_normal(7).tolist())
     log_probs, parent_scores = np.append(-rng.exponential(2, 9), -1e9), np.append(-rng.exponential(9, 9), -np.inf)
     owners, temperatures = rng.integers(0, 4, 10), np.array([0.0, 0.4, 1.0, 100.0])
     slopes, offsets = zip(*map(estimator.line, temperatures.tolist()), strict=True)

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.request import SamplingParams
+from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.models.tokenizer import load_tokenizer, question_tokens
-from eagle_rt.speculate.sampler import SamplingBatch, coupled_logits, target_choice
+from eagle_rt.speculate.sampler import DRAFT_MARGIN, SamplingBatch, coupled_logits, target_choice
 
 NUM_DRAWS, VOCAB_SIZE = 20_000, 12
 
@@ -36,6 +37,20 @@ def test_a_head_that_knows_the_targets_logits_foresees_its_draw() -> None:
         assert torch.equal(drafted[1], logits[1][:, order])
     greedy = sampling([0.0, 0.0, 0.0], torch.arange(3))
     assert coupled_logits(logits, positions, greedy, torch.arange(40)) is logits
+
+
+def test_noise_is_added_in_the_heads_own_unit() -> None:
+    """The lead of a guess over another is that of its logits plus the temperature times that of the noise."""
+    logits = torch.randn(3, 2, 50, generator=torch.Generator().manual_seed(2))
+    positions, ids = torch.arange(6).view(3, 2), torch.arange(50)
+    temperatures, seeds = [0.5, 1.0, 3.0], torch.tensor([3, 4, 5])
+    found = coupled_logits(logits, positions, sampling(temperatures, seeds), ids)
+    for own, temperature, seed, places, expected in zip(found, temperatures, seeds, positions, logits, strict=True):
+        noise = gumbel_noise(seed.repeat(2), places, ids)
+        whole = expected + temperature * noise
+        kept = own > -torch.inf
+        torch.testing.assert_close(own[kept], whole[kept])
+        assert (whole < whole.amax(-1, keepdim=True) - DRAFT_MARGIN)[~kept].all()
 
 
 def test_a_coupled_draft_leaves_the_distribution_alone() -> None:

@@ -57,7 +57,7 @@ def _top_of_split(
             ids = tl.load(token_ids + tokens, mask=is_token, other=0)
             noise = gumbel_noise(tl.load(seeds + sequence), tl.load(positions + row), ids)
             x = x / temperature
-            x = tl.where((x >= tl.load(thresholds + row)) | (x != x), x + noise, -float("inf"))
+            x = tl.where((x >= tl.load(thresholds + row)) | (x != x), (x + noise) * temperature, -float("inf"))
     x = x * sharpness
     place = row * tl.num_programs(1) + split
     has_nan = tl.sum((x != x).to(tl.int32), 0) > 0
