@@ -76,8 +76,8 @@ class VerifiedNodes(NamedTuple):
 class AcceptanceEstimator:
     """P(the target chooses a node | it chose the node's parent): a logistic function of what the head gave.
 
-    Its inputs are the logit of the head's probability (of the perturbed one, for coupled drafts), the same times the temperature, the
-    log-probability of the path above, the temperature (0 for greedy sequences), and a bias for each depth. The weights begin as
+    Its inputs are the logit of the head's probability (of the perturbed one, for coupled drafts), the same times the temperature,
+    the log-probability of the path above, the temperature (0 for greedy sequences), and a bias for each depth. The weights begin as
     those of a cold start and are fitted to the latest observations by Newton's method, held to where they began as by a few
     observations. A path is accepted with the product of its nodes' probabilities.
     """

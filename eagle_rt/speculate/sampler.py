@@ -95,8 +95,8 @@ def coupled_logits(logits: Tensor, positions: Tensor, sampling: SamplingBatch, t
     its guesses by its own logits under the same temperature, filters and noise guesses that choice, not the most likely token. What
     is drafted never changes what is chosen, so the output stays the same.
 
-    They are logits + temperature * noise, in the head's own unit, in which it errs as much at any temperature: what these logits say
-    of a guess is worth the same for greedy and sampled sequences (docs/findings.md).
+    They are logits + temperature * noise, in the head's own unit, in which it errs as much at any temperature: so a score is worth
+    about the same for greedy and sampled sequences (docs/findings.md).
     """
     rows = sampling.sampled
     if len(rows) == 0:

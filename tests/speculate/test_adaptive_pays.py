@@ -1,5 +1,6 @@
 """Adaptive trees against none and against fixed ones, where texts, drafts and times are made up, and the same each time."""
 
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -266,7 +267,7 @@ def test_drafts_come_back() -> None:
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
 @pytest.mark.parametrize("is_head_wrong", [True, False])
 def test_what_is_believed_wrongly_is_soon_put_right(batch_size: int, is_head_wrong: bool) -> None:
-    """A head that is sure of what is never right; and drafts that were measured to cost nothing."""
+    """A head that is sure of what is never right; and drafts that were measured to cost nothing; in the mean over several noises."""
     texts, costs = made_up_texts(0.8 if is_head_wrong else 0.3), measured_costs("small")
     if is_head_wrong:
         texts = [[replace(forest, is_right=np.zeros(len(forest.is_right))) for forest in text] for text in texts]
@@ -274,9 +275,13 @@ def test_what_is_believed_wrongly_is_soon_put_right(batch_size: int, is_head_wro
         for part in ("start", "level"):
             costs.parts[part] = PartCost([1.0], [0.01], 0.0)
     none = Replay("small", FixedPolicy(None), texts, batch_size, None).speed(1000 * batch_size)
-    replay = Replay("small", AdaptivePolicy(costs, AcceptanceEstimator(BOUNDS.num_steps), None), texts, batch_size, BOUNDS)
-    replay.speed(300 * batch_size)
-    assert replay.speed(700 * batch_size) > 0.95 * none
+    speeds = []
+    for seed in range(7, 11):
+        policy = AdaptivePolicy(deepcopy(costs), AcceptanceEstimator(BOUNDS.num_steps), None)
+        replay = Replay("small", policy, texts, batch_size, BOUNDS, seed)
+        replay.speed(300 * batch_size)
+        speeds.append(replay.speed(700 * batch_size))
+    assert sum(speeds) / len(speeds) > 0.95 * none
 
 
 def test_nothing_is_compiled_while_steps_run() -> None:
