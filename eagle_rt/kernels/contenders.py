@@ -49,8 +49,8 @@ def compile_now() -> None:
 
 
 def perturbed_contenders(scaled: Tensor, seeds: Tensor, positions: Tensor, tokens: Tensor, margins: Tensor) -> Tensor:
-    """[R, V] float32 logits [R, V] plus the noise of token ids [V], for keys [R]; -inf at most tokens that are more than a row's margin
-    [R] below its best, and only at such."""
+    """[R, V] float32 logits [R, V] plus the noise of token ids [V], for keys [R]; -inf at most tokens that are more than their
+    row's margin [R] below its best, and only at such."""
     starts, places, values = near_best(scaled, seeds, positions, tokens.numpy().astype(np.uint32), margins)
     perturbed = torch.full_like(scaled, -torch.inf)
     perturbed.numpy()[np.repeat(np.arange(len(scaled)), np.diff(starts)), places] = values

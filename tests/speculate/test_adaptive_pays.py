@@ -267,7 +267,7 @@ def test_drafts_come_back() -> None:
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
 @pytest.mark.parametrize("is_head_wrong", [True, False])
 def test_what_is_believed_wrongly_is_soon_put_right(batch_size: int, is_head_wrong: bool) -> None:
-    """A head that is sure of what is never right; and drafts that were measured to cost nothing; in the mean over several noises."""
+    """A head that is sure of what is never right, or drafts that were measured to cost nothing: in the mean over noises."""
     texts, costs = made_up_texts(0.8 if is_head_wrong else 0.3), measured_costs("small")
     if is_head_wrong:
         texts = [[replace(forest, is_right=np.zeros(len(forest.is_right))) for forest in text] for text in texts]
