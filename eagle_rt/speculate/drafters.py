@@ -34,7 +34,7 @@ STEPS_OF_A_TRIAL, MOST_IN_A_TRIAL, LEVELS_OF_A_LESSON = 4, 8, 2
 GROWING, UNREAD_ROWS = 0.25, 32
 # Plain steps are what prices are in units of: some are made after so many with drafts, twice as many, ... and from then on after so
 # many, since what they take can hardly be told from what those take, nor what many in a row do from a single one.
-FIRST_PLAIN_STEP, MOST_BETWEEN_PLAIN_STEPS, PLAIN_STEPS = 32, 256, 3
+FIRST_PLAIN_STEP, MOST_BETWEEN_PLAIN_STEPS, PLAIN_STEPS = 64, 256, 8
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 # The first steps without drafts take longer than those that follow, since drafts, or the asking for them, have filled the
 # processor's caches. Of the others one in so many is looked at.
-NUM_COLD, RESTS_AN_OBSERVATION = 2, 8
+NUM_COLD, RESTS_AN_OBSERVATION = 6, 8
 
 
 @dataclass(frozen=True)
