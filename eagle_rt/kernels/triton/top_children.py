@@ -1,7 +1,8 @@
 """The best children of every node: top-k of draft logits, scored by the log-probabilities on their paths.
 
 A row is cut into splits. Each leaves its K best and its part of the softmax's denominator; a second kernel joins them. With noise
-the target's own is added first, times the temperature (see `coupled_logits` in `speculate/sampler.py`). The twin is `tree/expand.py`.
+the target's own is added first, times the temperature (see `coupled_logits` in `speculate/sampler.py`). The twin is
+`tree/expand.py`.
 """
 
 from dataclasses import dataclass
