@@ -48,8 +48,10 @@ def prepared_core(
 
 
 def warm_up(core: EngineCore) -> None:
-    """Make a few steps, with which everything is compiled or read from where that was kept, rather than with the first request."""
-    run_to_end(core, [[0]], [SamplingParams(temperature=0, max_new_tokens=3, ignore_eos=True)])
+    """Make a few steps, with which everything is compiled or read from where that was kept, rather than with the first request.
+    Drafts of drawn tokens are ranked in another number format than those of greedy ones."""
+    for temperature in (0.0, 1.0):
+        run_to_end(core, [[0]], [SamplingParams(temperature=temperature, max_new_tokens=3, ignore_eos=True)])
     core.forget_metrics()
 
 
