@@ -76,9 +76,10 @@ class AdaptivePolicy:
         self.prices.between_ms = rests.between_ms
         if not self._last or not rests.steps:
             return
+        count, price = len(rests.steps), self._last.price
         for observation in rests.observations:
             self.costs.correct(observation, self._last.conditions)
-        count, price = len(rests.steps), self._last.price
+            self.choice.add_plain_step(self._last.conditions, (observation.ms + rests.between_ms) / price.plain_ms)
         self.prices.add_steps(count)
         self.prices.steps(self._last.conditions).add_rests(count, sum(ms for _, ms in rests.steps))
         self.choice.stay.add_steps(sum(size for size, _ in rests.steps))

@@ -17,10 +17,12 @@ PARTS = ("start", "level", "verify")
 # Corrections remember some 1 / (1 - memory) measurements, few of how fast the machine is and more of what conditions and numbers
 # of rows differ by, which are held to what they begin at by so many. One measurement counts as no farther from what was expected
 # than LARGEST_SURPRISE, a logarithm, and than FIRST_SURPRISE while there are few, since the machine stands still now and then.
+# But several that are as far off as FAR_OFF, a logarithm too, say that it was wrong what costs began at.
 MACHINE_MEMORY, CONDITIONS_MEMORY, ROWS_MEMORY, HELD_BY, ROWS_HELD_BY = 0.9, 0.98, 0.99, 4.0, 2.0
-LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST = math.log(1.5), math.log(2.0), 8
-# Of numbers of rows; and how many measurements are taken before what they say is looked at.
-NUM_PLACES, MOST_UNREAD = 28, 16
+LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST, FAR_OFF = math.log(1.5), math.log(2.0), 8, 0.2
+# Of numbers of rows; how many measurements are taken before what they say is looked at; and as how many of its own those count that
+# were taken under the most similar conditions before.
+NUM_PLACES, MOST_UNREAD, MOST_HANDED_ON = 28, 16, 4.0
 # Costs of single sizes that are remembered; and measurements that wait until somebody asks what something costs.
 MOST_KNOWN, MOST_WAITING = 4096, 1024
 PLACES, NO_DIFFERENCES = np.arange(NUM_PLACES), np.zeros(NUM_PLACES)
@@ -75,15 +77,18 @@ class Correction:
 
     Machines are faster and slower from one minute to the next, whatever is done: that must not make look cheap, or dear, what was
     measured last before. Timing is noisy, and what one more row costs is a small difference of such ratios: what one number differs
-    by is believed only as far as there are several measurements. begin: what the conditions differ by at first.
+    by is believed only as far as there are several measurements.
+
+    nearest: that of the most similar conditions so far, as which it begins. What numbers of rows differ by there is believed
+    of batches of the same size only, since in others so many rows are more of a tree, or less.
     """
 
-    def __init__(self, machine: Moving, begin: float) -> None:
-        self.own = Moving(begin, CONDITIONS_MEMORY)
+    def __init__(self, machine: Moving, nearest: "Correction | None" = None, *, is_same_size: bool = False) -> None:
+        self.own = Moving(nearest.own.mean if nearest else 0.0, CONDITIONS_MEMORY)
         self._machine = machine
         # Of each place that was measured a weight and a sum of differences in logs.
-        self._places: dict[int, tuple[float, float]] = {}
-        self._differences, self._num_unread = NO_DIFFERENCES, 0
+        self._places = nearest.handed_on if nearest and is_same_size else {}
+        self._differences, self._num_unread = NO_DIFFERENCES, len(self._places)
 
     def now(self) -> tuple[float, Floats]:
         """What holds for all numbers of rows, and [NUM_PLACES] what each differs from it by, between those that were measured."""
@@ -102,12 +107,25 @@ class Correction:
         self._places[place] = ROWS_MEMORY * weight + 1.0, ROWS_MEMORY * total + difference + left
         self._num_unread += 1
 
+    @property
+    def handed_on(self) -> dict[int, tuple[float, float]]:
+        """What it knows of places, as if that were from a few measurements."""
+        shares = {place: min(1.0, MOST_HANDED_ON / weight) for place, (weight, _) in self._places.items()}
+        return {place: (share * self._places[place][0], share * self._places[place][1]) for place, share in shares.items()}
+
     def _read(self) -> None:
         """What the measurements say at every place."""
         if self._num_unread:
             places = sorted(self._places)
-            known = [total / (weight + ROWS_HELD_BY) for weight, total in map(self._places.__getitem__, places)]
+            known = [believed(*self._places[place]) for place in places]
             self._differences, self._num_unread = np.interp(PLACES, places, known), 0
+
+
+def believed(weight: float, total: float) -> float:
+    """What a number of rows differs by, of sums of weights and of weighted measurements: their mean, held to nothing, but the less
+    the more of them there are that are far off."""
+    held_by = ROWS_HELD_BY / (1.0 + max(0.0, weight - 1.0) * (total / weight / FAR_OFF) ** 2)
+    return total / (weight + held_by)
 
 
 @dataclass
@@ -137,10 +155,7 @@ class PartCost:
 
     def correct(self, observation: Observation, conditions: Conditions) -> None:
         """Move the ratio for these conditions and rows towards what was measured."""
-        correction = self.corrections.get(conditions.bucket)
-        if correction is None:
-            nearest = self._nearest(conditions)
-            correction = self.corrections[conditions.bucket] = Correction(self.machine, nearest.own.mean if nearest else 0.0)
+        correction = self.corrections.get(conditions.bucket) or self._new(conditions)
         size = observation.batch_size, observation.num_rows
         if len(self._known) == MOST_KNOWN:
             self._known.clear()
@@ -150,15 +165,30 @@ class PartCost:
         num_rows, expected = self._known[size]
         correction.move(num_rows, observation.ms / expected)
 
+    def _new(self, conditions: Conditions) -> Correction:
+        """Of conditions that were not met before."""
+        nearest = self._nearest_bucket(conditions)
+        if nearest is None:
+            correction = Correction(self.machine)
+        else:
+            correction = Correction(self.machine, self.corrections[nearest], is_same_size=nearest[0] == conditions.size)
+        self.corrections[conditions.bucket] = correction
+        return correction
+
     def _nearest(self, conditions: Conditions) -> Correction | None:
-        """That of the most similar conditions that were met. What drawing tokens adds says nothing about greedy steps."""
+        """That of the most similar conditions that were met."""
+        nearest = self._nearest_bucket(conditions)
+        return self.corrections[nearest] if nearest else None
+
+    def _nearest_bucket(self, conditions: Conditions) -> tuple[int, int, bool] | None:
+        """Of those that were met. What drawing tokens adds says nothing about greedy steps."""
         wanted = conditions.bucket
         met = [bucket for bucket in self.corrections if conditions.is_sampled or not bucket[2]]
 
         def distance(other: tuple[int, int, bool]) -> int:
-            return 8 * (other[2] != wanted[2]) + abs(other[0] - wanted[0]) + abs(other[1] - wanted[1])
+            return 8 * (other[2] != wanted[2]) + 4 * abs(other[0] - wanted[0]) + abs(other[1] - wanted[1])
 
-        return self.corrections[min(met, key=distance)] if met else None
+        return min(met, key=distance) if met else None
 
 
 def filled_up(rows: Floats, tiles: RowTiles) -> Floats:

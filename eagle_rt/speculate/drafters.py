@@ -4,6 +4,7 @@ That is not asked anew in every step. And since sequences that do not draft show
 or where none drafts, in a small share of the time.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -33,8 +34,9 @@ STEPS_OF_A_TRIAL, MOST_IN_A_TRIAL, LEVELS_OF_A_LESSON = 4, 8, 2
 # its sequences: more are to come, and what pays for few need not pay for many.
 GROWING, UNREAD_ROWS = 0.25, 32
 # Plain steps are what prices are in units of: some are made after so many with drafts, twice as many, ... and from then on after so
-# many, since what they take can hardly be told from what those take, nor what many in a row do from a single one.
-FIRST_PLAIN_STEP, MOST_BETWEEN_PLAIN_STEPS, PLAIN_STEPS = 64, 256, 8
+# so many, since what they take can hardly be told from what those take, nor what many in a row do from a single one. The next ones
+# come sooner where one took more or less than was believed by such a share, a logarithm.
+FIRST_PLAIN_STEP, MOST_BETWEEN_PLAIN_STEPS, PLAIN_STEPS, STEPS_AFTER_A_SURPRISE, A_SURPRISE = 64, 256, 7, 16, 0.3
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class DrafterChoice:
     def _plain_steps_are_due(self, conditions: Conditions) -> bool:
         key = conditions.size, conditions.is_sampled
         count, due = self._drafted.get(key, (0, FIRST_PLAIN_STEP))
-        is_due = count == due
+        is_due = count >= due
         self._drafted[key] = (0, min(MOST_BETWEEN_PLAIN_STEPS, 2 * due)) if is_due else (count + 1, due)
         return is_due
 
@@ -157,6 +159,12 @@ class DrafterChoice:
         """Some of the time of steps goes into drafts of sequences that do not draft otherwise."""
         allowed_ms = TRY_SHARE * step_ms
         self.allowance_ms = min(self.allowance_ms + num_steps * allowed_ms, MOST_STEPS_ALLOWED_FOR * allowed_ms)
+
+    def add_plain_step(self, conditions: Conditions, ratio: float) -> None:
+        """One, after some without drafts, took so many times as long as was believed."""
+        key = conditions.size, conditions.is_sampled
+        if abs(math.log(ratio)) > A_SURPRISE and key in self._drafted:
+            self._drafted[key] = (self._drafted[key][0], STEPS_AFTER_A_SURPRISE)
 
     def add_trial(self, gain: float, num_drafts: int, lost_ms: float) -> None:
         """A step of one, with so many drafts, gained so many tokens more than plain decoding would have in its time, but for what
