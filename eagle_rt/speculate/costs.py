@@ -79,15 +79,15 @@ class Correction:
     measured last before. Timing is noisy, and what one more row costs is a small difference of such ratios: what one number differs
     by is believed only as far as there are several measurements.
 
-    nearest: that of the most similar conditions so far, as which it begins. What numbers of rows differ by there is believed
-    of batches of the same size only, since in others so many rows are more of a tree, or less.
+    size: of batches, see `Conditions`. nearest: that of the most similar conditions so far, as which it begins. What numbers of
+    rows differ by there is believed of batches of the same size only, since in others so many rows are more of a tree, or less.
     """
 
-    def __init__(self, machine: Moving, nearest: "Correction | None" = None, *, is_same_size: bool = False) -> None:
-        self.own = Moving(nearest.own.mean if nearest else 0.0, CONDITIONS_MEMORY)
+    def __init__(self, machine: Moving, size: int, nearest: "Correction | None") -> None:
+        self.own, self.size = Moving(nearest.own.mean if nearest else 0.0, CONDITIONS_MEMORY), size
         self._machine = machine
         # Of each place that was measured a weight and a sum of differences in logs.
-        self._places = nearest.handed_on if nearest and is_same_size else {}
+        self._places = nearest.handed_on if nearest and nearest.size == size else {}
         self._differences, self._num_unread = NO_DIFFERENCES, len(self._places)
 
     def now(self) -> tuple[float, Floats]:
@@ -155,7 +155,10 @@ class PartCost:
 
     def correct(self, observation: Observation, conditions: Conditions) -> None:
         """Move the ratio for these conditions and rows towards what was measured."""
-        correction = self.corrections.get(conditions.bucket) or self._new(conditions)
+        correction = self.corrections.get(conditions.bucket)
+        if correction is None:
+            correction = Correction(self.machine, conditions.size, self._nearest(conditions))
+            self.corrections[conditions.bucket] = correction
         size = observation.batch_size, observation.num_rows
         if len(self._known) == MOST_KNOWN:
             self._known.clear()
@@ -165,30 +168,15 @@ class PartCost:
         num_rows, expected = self._known[size]
         correction.move(num_rows, observation.ms / expected)
 
-    def _new(self, conditions: Conditions) -> Correction:
-        """Of conditions that were not met before."""
-        nearest = self._nearest_bucket(conditions)
-        if nearest is None:
-            correction = Correction(self.machine)
-        else:
-            correction = Correction(self.machine, self.corrections[nearest], is_same_size=nearest[0] == conditions.size)
-        self.corrections[conditions.bucket] = correction
-        return correction
-
     def _nearest(self, conditions: Conditions) -> Correction | None:
-        """That of the most similar conditions that were met."""
-        nearest = self._nearest_bucket(conditions)
-        return self.corrections[nearest] if nearest else None
-
-    def _nearest_bucket(self, conditions: Conditions) -> tuple[int, int, bool] | None:
-        """Of those that were met. What drawing tokens adds says nothing about greedy steps."""
+        """That of the most similar conditions that were met. What drawing tokens adds says nothing about greedy steps."""
         wanted = conditions.bucket
         met = [bucket for bucket in self.corrections if conditions.is_sampled or not bucket[2]]
 
         def distance(other: tuple[int, int, bool]) -> int:
             return 8 * (other[2] != wanted[2]) + 4 * abs(other[0] - wanted[0]) + abs(other[1] - wanted[1])
 
-        return min(met, key=distance) if met else None
+        return self.corrections[min(met, key=distance)] if met else None
 
 
 def filled_up(rows: Floats, tiles: RowTiles) -> Floats:

@@ -1,4 +1,6 @@
 import json
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,6 +140,33 @@ def test_numbers_of_rows_that_lie_close_are_told_apart() -> None:
             cost.correct(Observation("verify", 4, num_rows, ratio * true_ms(4, num_rows)), when(4))
     for num_rows, ratio in ratios.items():
         assert float(cost.ms(4, num_rows, when(4))) == pytest.approx(ratio * true_ms(4, num_rows), rel=0.05)
+
+
+def test_longer_contexts_begin_with_what_was_learned_of_shorter_ones() -> None:
+    """What numbers of rows differ by, too, where batches are of the same size."""
+    cost = fitted_cost(measured("verify"))
+    for _ in range(40):
+        for num_rows, ratio in ((4, 0.6), (32, 1.0)):
+            cost.correct(Observation("verify", 4, num_rows, ratio * true_ms(4, num_rows)), when(4))
+    longer, larger = replace(when(4), context=1000.0), when(16)
+    for conditions, ratio in ((longer, 0.6), (larger, 1.0)):
+        size = conditions.batch_size
+        cost.correct(Observation("verify", size, 32, float(cost.ms(size, 32, conditions))), conditions)
+        plain, tree = cost.ms(size, np.array([4.0, 32.0]), conditions) / [true_ms(size, 4), true_ms(size, 32)]
+        assert plain / tree == pytest.approx(ratio, rel=0.1)
+
+
+def test_several_that_are_far_off_say_that_the_table_was_wrong() -> None:
+    """Three are enough for most of it, where the difference is large; a small one may be noise."""
+    for ratio, least, most in ((0.5, 0.75, 1.0), (0.9, 0.0, 0.7)):
+        cost = fitted_cost(measured("verify"))
+        for _ in range(100):
+            cost.correct(Observation("verify", 4, 32, true_ms(4, 32)), when(4))
+        for _ in range(3):
+            for num_rows, part in ((4, ratio), *[(32, 1.0)] * 10):
+                cost.correct(Observation("verify", 4, num_rows, part * true_ms(4, num_rows)), when(4))
+        plain, tree = cost.ms(4, np.array([4.0, 32.0]), when(4)) / [true_ms(4, 4), true_ms(4, 32)]
+        assert least < math.log(plain / tree) / math.log(ratio) < most
 
 
 def test_one_outlier_moves_it_little() -> None:
