@@ -96,8 +96,9 @@ class DrafterChoice:
         self.stay, self.allowance_ms = Stay(), 0.0
         self.num_unasked = self.num_rested = 0
         self.unknown_may_draft = True
-        # Of the trial so far: the drafts, and the tokens that they have gained beyond plain decoding.
-        self._num_tried, self._tried_gain = 0, 0.0
+        # Of the trial so far: the drafts, the tokens that they have gained beyond plain decoding, and the time that was left for
+        # tries before it: one that seems to gain time must not pay for the next one.
+        self._num_tried, self._tried_gain, self._most_allowed_ms = 0, 0.0, 0.0
         self._prices, self._book = prices, book
         self._last: Decision | None = None
         self._known: set[str] = set()  # those of the batch that was asked last
@@ -170,7 +171,7 @@ class DrafterChoice:
         """A step of one, with so many drafts, gained so many tokens more than plain decoding would have in its time, but for what
         heads read; and lost that much time, all told. A trial ends where it is a loss beyond chance: what a single draft gains
         varies by about one token."""
-        self.allowance_ms -= lost_ms
+        self.allowance_ms = min(self._most_allowed_ms, self.allowance_ms - lost_ms)
         self._num_tried, self._tried_gain = self._num_tried + num_drafts, self._tried_gain + gain
         if self._tried_gain < -(self._num_tried**0.5):
             self.num_unasked = 0
@@ -224,8 +225,9 @@ class DrafterChoice:
             trying = [offer for offer in offers if offer.number in trial.drafters]
             trial = replace(trial, worth=self._worth_of_trial(trial, trying))
             if self._affords_trial(trial, trying):
-                self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, 0
-                self._num_tried, self._tried_gain = 0, 0.0
+                # If it is in vain, so many steps rest that plain ones are measured before the next one.
+                self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, PLAIN_STEPS // 2
+                self._num_tried, self._tried_gain, self._most_allowed_ms = 0, 0.0, self.allowance_ms
                 return trial
         best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
         self._hold(
