@@ -140,7 +140,8 @@ class DrafterChoice:
         begun = self._begun(sequences)
         if self._is_growing(begun.members, num_missing):
             return begun
-        self._last = decision = self._with_drafters(begun, num_missing)
+        may_try = not (self._last and self._last.is_trial)  # plain steps are measured between two trials
+        self._last = decision = self._with_drafters(begun, num_missing, may_try=may_try)
         self.unknown_may_draft = self.unknown_pays(begun.price, begun.conditions.context, begun.conditions.is_sampled)
         return decision
 
@@ -211,8 +212,8 @@ class DrafterChoice:
         worth = self._last.worth * len(sequences) / len(self._last.members)
         return replace(self._begun(sequences), drafters=list(range(len(sequences))), worth=worth)
 
-    def _with_drafters(self, begun: Decision, num_missing: Sequence[int]) -> Decision:
-        """The more share a first level, the cheaper it is."""
+    def _with_drafters(self, begun: Decision, num_missing: Sequence[int], *, may_try: bool) -> Decision:
+        """The more share a first level, the cheaper it is. may_try: a trial may begin."""
         price = begun.price
         offers = self._offers(begun, num_missing)
         gains = list(accumulate((offer.gain for offer in offers), initial=0.0))
@@ -220,12 +221,12 @@ class DrafterChoice:
         num_drafters = worth.index(max(worth))
         drafters, idle = offers[:num_drafters], offers[num_drafters:]
         tries = self._tries_of(begun, idle, num_drafters)
-        if not drafters and price.pays(price.utility(HOPED_FOR).mean()):
+        if may_try and not drafters and price.pays(price.utility(HOPED_FOR).mean()):
             trial = trial_of(begun, num_missing)
             trying = [offer for offer in offers if offer.number in trial.drafters]
             trial = replace(trial, worth=self._worth_of_trial(trial, trying))
             if self._affords_trial(trial, trying):
-                # If it is in vain, so many steps rest that plain ones are measured before the next one.
+                # If it is in vain, so many steps rest afterwards that a plain one is measured.
                 self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, PLAIN_STEPS // 2
                 self._num_tried, self._tried_gain, self._most_allowed_ms = 0, 0.0, self.allowance_ms
                 return trial

@@ -19,6 +19,7 @@ from eagle_rt.speculate.drafters import (
     MOST_STEPS_ALLOWED_FOR,
     NUM_UNASKED,
     NUM_UNASKED_WHERE_CLEAR,
+    PLAIN_STEPS,
     STEPS_OF_A_TRIAL,
     TRY_SHARE,
     trial_of,
@@ -258,6 +259,27 @@ def test_a_trial_that_leaves_no_hope_ends_early() -> None:
         assert (choice.num_unasked == 0) == ends
 
 
+def test_between_trials_in_vain_a_plain_step_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though there is time left for tries."""
+    monkeypatch.setattr(drafters, "TRY_SHARE", 1.0)
+    start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
+    nearly = Served(costs(start=start, level=50.0, node=0.1))
+    nearly.choice.allowance_ms = 1e6
+    drafts = [bool(step(nearly).drafters) for _ in range(2 * STEPS_OF_A_TRIAL + PLAIN_STEPS + 1)]
+    assert drafts == [True] * STEPS_OF_A_TRIAL + [False] * (PLAIN_STEPS + 1) + [True] * STEPS_OF_A_TRIAL
+
+
+def test_what_a_trial_seems_to_gain_does_not_pay_for_the_next() -> None:
+    start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
+    nearly = Served(costs(start=start, level=50.0, node=0.1))
+    choice = nearly.choice
+    choice.allowance_ms = 1000.0
+    assert step(nearly).drafters
+    for lost_ms, left_ms in ((-30.0, 1000.0), (20.0, 980.0), (-10.0, 990.0)):
+        choice.add_trial(-0.1, 1, lost_ms)
+        assert choice.allowance_ms == left_ms
+
+
 def test_a_trial_is_deep_enough() -> None:
     """Whatever children gained in other texts."""
     start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
@@ -275,7 +297,7 @@ def test_a_trial_is_deep_enough() -> None:
     two = [
         HostSequence(name, [0] * 64, range(0), 0.0, shape) for name, shape in (("x", TreeShape(1, 2, 3)), ("y", TreeShape(2, 2, 4)))
     ]
-    nearly.choice.num_unasked, nearly.choice.allowance_ms = 0, 1e3
+    nearly.choice.num_unasked, nearly.choice.allowance_ms, nearly.choice._last = 0, 1e3, None
     plan = nearly.begin(two, [1, 1])
     assert plan.drafters == [0, 1]
     assert plan.expand(level(np.array([0, 1]), zeros - 1, 1, np.array([0.9, 0.1]))).tolist() == [1], "the other may go no deeper"
