@@ -110,8 +110,8 @@ class Correction:
     @property
     def handed_on(self) -> dict[int, tuple[float, float]]:
         """What it knows of places, as if that were from a few measurements."""
-        shares = {place: min(1.0, MOST_HANDED_ON / weight) for place, (weight, _) in self._places.items()}
-        return {place: (share * self._places[place][0], share * self._places[place][1]) for place, share in shares.items()}
+        most = MOST_HANDED_ON
+        return {place: (min(weight, most), total * min(1.0, most / weight)) for place, (weight, total) in self._places.items()}
 
     def _read(self) -> None:
         """What the measurements say at every place."""

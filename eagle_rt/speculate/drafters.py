@@ -34,7 +34,7 @@ STEPS_OF_A_TRIAL, MOST_IN_A_TRIAL, LEVELS_OF_A_LESSON = 4, 8, 2
 # its sequences: more are to come, and what pays for few need not pay for many.
 GROWING, UNREAD_ROWS = 0.25, 32
 # Plain steps are what prices are in units of: some are made after so many with drafts, twice as many, ... and from then on after so
-# so many, since what they take can hardly be told from what those take, nor what many in a row do from a single one. The next ones
+# many, since what they take can hardly be told from what those take, nor what many in a row do from a single one. The next ones
 # come sooner where one took more or less than was believed by such a share, a logarithm.
 FIRST_PLAIN_STEP, MOST_BETWEEN_PLAIN_STEPS, PLAIN_STEPS, STEPS_AFTER_A_SURPRISE, A_SURPRISE = 64, 256, 7, 16, 0.3
 
@@ -140,8 +140,7 @@ class DrafterChoice:
         begun = self._begun(sequences)
         if self._is_growing(begun.members, num_missing):
             return begun
-        may_try = not (self._last and self._last.is_trial)  # plain steps are measured between two trials
-        self._last = decision = self._with_drafters(begun, num_missing, may_try=may_try)
+        self._last = decision = self._with_drafters(begun, num_missing)
         self.unknown_may_draft = self.unknown_pays(begun.price, begun.conditions.context, begun.conditions.is_sampled)
         return decision
 
@@ -212,8 +211,8 @@ class DrafterChoice:
         worth = self._last.worth * len(sequences) / len(self._last.members)
         return replace(self._begun(sequences), drafters=list(range(len(sequences))), worth=worth)
 
-    def _with_drafters(self, begun: Decision, num_missing: Sequence[int], *, may_try: bool) -> Decision:
-        """The more share a first level, the cheaper it is. may_try: a trial may begin."""
+    def _with_drafters(self, begun: Decision, num_missing: Sequence[int]) -> Decision:
+        """The more share a first level, the cheaper it is."""
         price = begun.price
         offers = self._offers(begun, num_missing)
         gains = list(accumulate((offer.gain for offer in offers), initial=0.0))
@@ -221,7 +220,9 @@ class DrafterChoice:
         num_drafters = worth.index(max(worth))
         drafters, idle = offers[:num_drafters], offers[num_drafters:]
         tries = self._tries_of(begun, idle, num_drafters)
-        if may_try and not drafters and price.pays(price.utility(HOPED_FOR).mean()):
+        # Plain steps are measured between two trials.
+        was_trial = self._last and self._last.is_trial
+        if not was_trial and not drafters and price.pays(price.utility(HOPED_FOR).mean()):
             trial = trial_of(begun, num_missing)
             trying = [offer for offer in offers if offer.number in trial.drafters]
             trial = replace(trial, worth=self._worth_of_trial(trial, trying))

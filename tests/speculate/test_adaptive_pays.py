@@ -289,8 +289,7 @@ def test_what_is_believed_wrongly_is_soon_put_right(batch_size: int, is_head_wro
 @pytest.mark.parametrize("batch_size", [1, 16])
 @pytest.mark.parametrize("sureness", [0.6, 0.3])
 def test_plain_steps_that_were_measured_wrongly(batch_size: int, sureness: float) -> None:
-    """As if a machine had been busy just then. Drafts seem to pay, and while they go on plain steps are hardly seen; texts whose
-    contexts become longer find that out once, not once for every length."""
+    """As if a machine had been busy just then. Drafts seem to pay, and while they go on plain steps are hardly seen."""
     texts = made_up_texts(sureness)
     none = Replay("tiny", FixedPolicy(None), texts, batch_size, None).speed(1000 * batch_size)
     speeds = []
