@@ -13,7 +13,7 @@ from eagle_rt.engine.prepare import slots_of
 from eagle_rt.kernels.products import tiles_of
 from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
 from eagle_rt.speculate.host_step import HostStepper
-from eagle_rt.speculate.policy import NUM_COLD, DraftPlan, FixedPolicy, Rests, StepRecord
+from eagle_rt.speculate.policy import MOST_COLD, DraftPlan, FixedPolicy, Rests, StepRecord
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
@@ -39,7 +39,8 @@ class Recorder(FixedPolicy):
         return self.is_resting
 
     def learn_rests(self, rests: Rests) -> None:
-        self.observations += rests.observations
+        if rests.steps:
+            self.observations += rests.observations(min(ms for _, ms in rests.steps))
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         plan = super().begin(sequences, num_missing)
@@ -80,7 +81,7 @@ def measured_costs(core: EngineCore) -> StepCosts:
             for batch_size in sorted({1, min(MIDDLE_BATCH_SIZE, largest), largest}):
                 for tree in trees_to_time(core.runner.tree_shape, batch_size):
                     recorder.is_resting = tree is None
-                    for _ in range(1 if tree else NUM_COLD + 1):
+                    for _ in range(1 if tree else MOST_COLD + 1):
                         run_step(stepper, core, batch_size, tree, num_missing=MISSING_ROWS[number % len(MISSING_ROWS)])
             for one in recorder.observations if number else []:
                 seen[one.part, one.batch_size, one.num_rows].append(one.ms)

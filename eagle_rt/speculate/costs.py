@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,9 +17,12 @@ PARTS = ("start", "level", "verify")
 # Corrections remember some 1 / (1 - memory) measurements, few of how fast the machine is and more of what conditions and numbers
 # of rows differ by, which are held to what they begin at by so many. One measurement counts as no farther from what was expected
 # than LARGEST_SURPRISE, a logarithm, and than FIRST_SURPRISE while there are few, since the machine stands still now and then.
-# But several that are as far off as FAR_OFF, a logarithm too, say that it was wrong what costs began at.
+# But several that are as far off as FAR_OFF, a logarithm too, say that it was wrong what costs began at. What was measured of a
+# number of rows counts for less and less while FADE_MS of steps go by, down to a few measurements: when memory becomes faster some
+# numbers of rows do, and others do not.
 MACHINE_MEMORY, CONDITIONS_MEMORY, ROWS_MEMORY, HELD_BY, ROWS_HELD_BY = 0.9, 0.98, 0.99, 4.0, 2.0
 LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST, FAR_OFF = math.log(1.5), math.log(2.0), 8, 0.2
+FADE_MS, NUM_LASTING = 4000.0, 2.0
 # Of numbers of rows; how many measurements are taken before what they say is looked at; and as how many of its own those count that
 # were taken under the most similar conditions before.
 NUM_PLACES, MOST_UNREAD, MOST_HANDED_ON = 28, 16, 4.0
@@ -71,6 +74,33 @@ class Moving:
         return surprise - surprise / self._weight
 
 
+class Machine(Moving):
+    """How fast the machine is, for all parts and conditions. clock_ms: what all that was measured has taken together."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0, MACHINE_MEMORY)
+        self.clock_ms = 0.0
+
+
+class Place(NamedTuple):
+    """What was measured of one number of rows: the weights of all measurements, the sum of the weighted differences, in logs, and
+    when the last one was made, by the machine's clock."""
+
+    weight: float = 0.0
+    total: float = 0.0
+    last_ms: float = 0.0
+
+    def at_most(self, weight: float) -> "Place":
+        """As if from so few measurements."""
+        return self._replace(weight=weight, total=self.total * weight / self.weight) if self.weight > weight else self
+
+    def faded(self, now_ms: float) -> "Place":
+        return self.at_most(max(NUM_LASTING, self.weight * math.exp((self.last_ms - now_ms) / FADE_MS)))
+
+    def with_one_more(self, difference: float, now_ms: float) -> "Place":
+        return Place(ROWS_MEMORY * self.weight + 1.0, ROWS_MEMORY * self.total + difference, now_ms)
+
+
 class Correction:
     """The ratio of measured to predicted for a part under some conditions, in logs: that of the machine, which is the same for all
     parts and conditions; what these conditions differ from it; and what numbers of rows differ from that, by half powers of two.
@@ -83,11 +113,10 @@ class Correction:
     rows differ by there is believed of batches of the same size only, since in others so many rows are more of a tree, or less.
     """
 
-    def __init__(self, machine: Moving, size: int, nearest: "Correction | None") -> None:
+    def __init__(self, machine: Machine, size: int, nearest: "Correction | None") -> None:
         self.own, self.size = Moving(nearest.own.mean if nearest else 0.0, CONDITIONS_MEMORY), size
         self._machine = machine
-        # Of each place that was measured a weight and a sum of differences in logs.
-        self._places = nearest.handed_on if nearest and nearest.size == size else {}
+        self._places: dict[int, Place] = nearest.handed_on if nearest and nearest.size == size else {}
         self._differences, self._num_unread = NO_DIFFERENCES, len(self._places)
 
     def now(self) -> tuple[float, Floats]:
@@ -95,37 +124,38 @@ class Correction:
         self._read()
         return self._machine.mean + self.own.mean, self._differences
 
-    def move(self, num_rows: int, ratio: float) -> None:
-        place = min(NUM_PLACES - 1, round(2.0 * math.log2(max(num_rows, 1))))
+    def move(self, num_rows: int, ratio: float, ms: float) -> None:
+        """Something took `ms`, so many times as long as was predicted."""
+        number = min(NUM_PLACES - 1, round(2.0 * math.log2(max(num_rows, 1))))
         if self._num_unread == MOST_UNREAD:
             self._read()
-        weight, total = self._places.get(place, (0.0, 0.0))
-        most = LARGEST_SURPRISE if weight > NUM_FIRST else FIRST_SURPRISE
-        difference = float(self._differences[place])
+        self._machine.clock_ms += ms
+        place = self._places.get(number, Place()).faded(self._machine.clock_ms)
+        most = LARGEST_SURPRISE if place.weight > NUM_FIRST else FIRST_SURPRISE
+        difference = float(self._differences[number])
         surprise = math.log(max(ratio, 1e-9)) - self._machine.mean - self.own.mean - difference
         left = self.own.move(self._machine.move(min(most, max(-most, surprise))))
-        self._places[place] = ROWS_MEMORY * weight + 1.0, ROWS_MEMORY * total + difference + left
+        self._places[number] = place.with_one_more(difference + left, self._machine.clock_ms)
         self._num_unread += 1
 
     @property
-    def handed_on(self) -> dict[int, tuple[float, float]]:
+    def handed_on(self) -> dict[int, Place]:
         """What it knows of places, as if that were from a few measurements."""
-        most = MOST_HANDED_ON
-        return {place: (min(weight, most), total * min(1.0, most / weight)) for place, (weight, total) in self._places.items()}
+        return {number: place.at_most(MOST_HANDED_ON) for number, place in self._places.items()}
 
     def _read(self) -> None:
         """What the measurements say at every place."""
         if self._num_unread:
-            places = sorted(self._places)
-            known = [believed(*self._places[place]) for place in places]
-            self._differences, self._num_unread = np.interp(PLACES, places, known), 0
+            numbers = sorted(self._places)
+            known = [believed(self._places[number]) for number in numbers]
+            self._differences, self._num_unread = np.interp(PLACES, numbers, known), 0
 
 
-def believed(weight: float, total: float) -> float:
-    """What a number of rows differs by, of sums of weights and of weighted measurements: their mean, held to nothing, but the less
-    the more of them there are that are far off."""
-    held_by = ROWS_HELD_BY / (1.0 + max(0.0, weight - 1.0) * (total / weight / FAR_OFF) ** 2)
-    return total / (weight + held_by)
+def believed(place: Place) -> float:
+    """What a number of rows differs by: the mean of what was measured, held to nothing, but the less the more measurements there
+    are that are far off."""
+    held_by = ROWS_HELD_BY / (1.0 + max(0.0, place.weight - 1.0) * (place.total / place.weight / FAR_OFF) ** 2)
+    return place.total / (place.weight + held_by)
 
 
 @dataclass
@@ -138,7 +168,7 @@ class PartCost:
     per_sequence: float
     tiles: RowTiles = NO_TILES
     corrections: dict[tuple[int, int, bool], Correction] = field(default_factory=dict)
-    machine: Moving = field(default_factory=lambda: Moving(0.0, MACHINE_MEMORY), repr=False, compare=False)
+    machine: Machine = field(default_factory=Machine, repr=False, compare=False)
     # Of single sizes: rows filled up, and uncorrected milliseconds.
     _known: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -166,7 +196,7 @@ class PartCost:
             expected = float(self._ms(observation.batch_size, observation.num_rows, 0.0, NO_DIFFERENCES))
             self._known[size] = self.tiles.filled_up(observation.num_rows), max(1e-6, expected)
         num_rows, expected = self._known[size]
-        correction.move(num_rows, observation.ms / expected)
+        correction.move(num_rows, observation.ms / expected, observation.ms)
 
     def _nearest(self, conditions: Conditions) -> Correction | None:
         """That of the most similar conditions that were met. What drawing tokens adds says nothing about greedy steps."""
@@ -243,7 +273,7 @@ class StepCosts:
     _waiting: list[tuple[Observation, Conditions]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        machine = Moving(0.0, MACHINE_MEMORY)
+        machine = Machine()
         for part in self.parts.values():
             part.machine = machine
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from eagle_rt.speculate.costs import Conditions
 from eagle_rt.speculate.members import Members, MembersBook, conditions_of
+from eagle_rt.speculate.policy import num_cold
 from eagle_rt.speculate.prices import Price, PriceBook, Stay
 from eagle_rt.speculate.promises import HOPED_FOR, utilities_at
 from eagle_rt.speculate.sequences import HostSequence
@@ -33,10 +34,15 @@ STEPS_OF_A_TRIAL, MOST_IN_A_TRIAL, LEVELS_OF_A_LESSON = 4, 8, 2
 # A batch that has grown by more than this share rests for a step where heads would have to read more rows than so many of each of
 # its sequences: more are to come, and what pays for few need not pay for many.
 GROWING, UNREAD_ROWS = 0.25, 32
-# Plain steps are what prices are in units of: some are made after so many with drafts, twice as many, ... and from then on after so
-# many, since what they take can hardly be told from what those take, nor what many in a row do from a single one. The next ones
-# come sooner where one took more or less than was believed by such a share, a logarithm.
-FIRST_PLAIN_STEP, MOST_BETWEEN_PLAIN_STEPS, PLAIN_STEPS, STEPS_AFTER_A_SURPRISE, A_SURPRISE = 64, 256, 7, 16, 0.3
+# Plain steps are what prices are in units of: so many at least are made in a row now and then, since what they take can hardly be
+# told from what steps with drafts take, nor what many in a row do from a single one. They may lose such a share of the time against
+# drafts, which makes them rare where drafts gain much, and where they gain little, it matters the most. But they come after so many
+# steps with drafts at least, and at most: these become twice as many each time. Where one took more or less than was believed by
+# such a share, a logarithm, they come again at once, and soon after that.
+LEAST_PLAIN_STEPS, PLAIN_SHARE, A_SURPRISE = 2, 0.005, 0.15
+LEAST_BETWEEN, FIRST_MOST_BETWEEN, MOST_BETWEEN = 16, 64, 256
+# What a plain step takes was believed so wrongly, a logarithm too, that prices are worked out anew.
+MUCH_WRONG = 0.05
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,11 @@ def trial_of(begun: Decision, num_missing: Sequence[int]) -> Decision:
     return replace(begun, drafters=sorted(fewest), is_trial=True)
 
 
+def num_plain_steps(price: Price) -> int:
+    """In a row, after drafts, so that one is among them from which something is learned."""
+    return max(LEAST_PLAIN_STEPS, num_cold(price.plain_ms) + 1)
+
+
 class DrafterChoice:
     """allowance_ms: the time that is left for tries.
 
@@ -103,7 +114,7 @@ class DrafterChoice:
         self._last: Decision | None = None
         self._known: set[str] = set()  # those of the batch that was asked last
         # Plain steps that are still to be made in a row. And of batches of about each size: steps with drafts since the last ones
-        # were due, and after how many they are.
+        # were due, and after how many they are at most.
         self._num_plain = 0
         self._drafted: dict[tuple[int, bool], tuple[int, int]] = {}
 
@@ -124,8 +135,8 @@ class DrafterChoice:
     def decide(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> Decision:
         """num_missing: rows of each that its head has to catch up with."""
         decision = self._decided(sequences, num_missing)
-        are_due = bool(decision.drafters) and not decision.is_trial and self._plain_steps_are_due(decision.conditions)
-        self._num_plain = PLAIN_STEPS - 1 if are_due else 0
+        are_due = bool(decision.drafters) and not decision.is_trial and self._plain_steps_are_due(decision)
+        self._num_plain = num_plain_steps(decision.price) - 1 if are_due else 0
         return replace(decision, drafters=[]) if are_due else decision
 
     def _decided(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> Decision:
@@ -144,11 +155,11 @@ class DrafterChoice:
         self.unknown_may_draft = self.unknown_pays(begun.price, begun.conditions.context, begun.conditions.is_sampled)
         return decision
 
-    def _plain_steps_are_due(self, conditions: Conditions) -> bool:
-        key = conditions.size, conditions.is_sampled
-        count, due = self._drafted.get(key, (0, FIRST_PLAIN_STEP))
-        is_due = count >= due
-        self._drafted[key] = (0, min(MOST_BETWEEN_PLAIN_STEPS, 2 * due)) if is_due else (count + 1, due)
+    def _plain_steps_are_due(self, decision: Decision) -> bool:
+        key, price = (decision.conditions.size, decision.conditions.is_sampled), decision.price
+        count, most = self._drafted.get(key, (0, FIRST_MOST_BETWEEN))
+        is_due = count >= min(most, max(LEAST_BETWEEN, num_plain_steps(price) * (price.speed - 1.0) / PLAIN_SHARE))
+        self._drafted[key] = (0, min(MOST_BETWEEN, max(LEAST_BETWEEN, 2 * most))) if is_due else (count + 1, most)
         return is_due
 
     def unknown_pays(self, price: Price, num_rows: float, is_sampled: bool) -> bool:
@@ -163,9 +174,11 @@ class DrafterChoice:
 
     def add_plain_step(self, conditions: Conditions, ratio: float) -> None:
         """One, after some without drafts, took so many times as long as was believed."""
-        key = conditions.size, conditions.is_sampled
-        if abs(math.log(ratio)) > A_SURPRISE and key in self._drafted:
-            self._drafted[key] = (self._drafted[key][0], STEPS_AFTER_A_SURPRISE)
+        key, surprise = (conditions.size, conditions.is_sampled), abs(math.log(ratio))
+        if surprise > A_SURPRISE and key in self._drafted:
+            self._drafted[key] = self._drafted[key][0], 0
+        if surprise > MUCH_WRONG:
+            self._prices.forget(conditions)
 
     def add_trial(self, gain: float, num_drafts: int, lost_ms: float) -> None:
         """A step of one, with so many drafts, gained so many tokens more than plain decoding would have in its time, but for what
@@ -228,7 +241,7 @@ class DrafterChoice:
             trial = replace(trial, worth=self._worth_of_trial(trial, trying))
             if self._affords_trial(trial, trying):
                 # If it is in vain, so many steps rest afterwards that a plain one is measured.
-                self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, PLAIN_STEPS // 2
+                self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, num_plain_steps(price) // 2
                 self._num_tried, self._tried_gain, self._most_allowed_ms = 0, 0.0, self.allowance_ms
                 return trial
         best = num_drafters or 1 + worth[1:].index(max(worth[1:]))

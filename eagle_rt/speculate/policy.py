@@ -14,8 +14,8 @@ from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 # The first steps without drafts take longer than those that follow, since drafts, or the asking for them, have filled the
-# processor's caches. Of the others one in so many is looked at.
-NUM_COLD, RESTS_AN_OBSERVATION = 6, 8
+# processor's caches: for so many milliseconds, and so many steps at most.
+COLD_MS, MOST_COLD = 12.0, 6
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,16 @@ class Rests:
     steps: list[tuple[int, float]]
     between_ms: float
 
-    @property
-    def observations(self) -> list[Observation]:
-        """Of what a plain step takes among others: of the first ones nothing, and of many only some."""
-        return [Observation("verify", size, size, ms) for size, ms in self.steps[NUM_COLD::RESTS_AN_OBSERVATION]]
+    def observations(self, step_ms: float) -> list[Observation]:
+        """Of what a plain step takes among others, if that is believed to be about step_ms: of the first ones nothing, and of many
+        short ones only some."""
+        cold = num_cold(step_ms)
+        return [Observation("verify", size, size, ms) for size, ms in self.steps[cold :: cold + 1]]
+
+
+def num_cold(step_ms: float) -> int:
+    """Of steps without drafts that last so long, the first ones, which say nothing of the others."""
+    return min(MOST_COLD, int(COLD_MS / step_ms))
 
 
 class DraftPlan(Protocol):

@@ -149,8 +149,8 @@ class PriceLists:
 
 
 class Price:
-    """What time costs in tokens, for the steps of one batch size: `rate` tokens a millisecond; verifying anything at all, and each
-    node; a node that is fed to the head, and a further level for each sequence.
+    """What time costs in tokens, for the steps of one batch size: `rate` tokens a millisecond, `speed` times as many as plain
+    decoding gives; verifying anything at all, and each node; a node that is fed to the head, and a further level for each sequence.
 
     lists: of what passes cost, at a `rate_of_trees`: what heads read once counts where it is asked who drafts at all, but it is the
     same whatever is drafted then.
@@ -167,7 +167,8 @@ class Price:
         level = costs.ms("level", batch_size, rows, conditions).tolist()
         self.plain_ms = verify[0] + between_ms
         # No tree is worth less than plain decoding.
-        self.rate = max(1.0, pace.speed) * batch_size / self.plain_ms
+        self.speed = max(1.0, pace.speed)
+        self.rate = self.speed * batch_size / self.plain_ms
         self.rate_of_trees = rate = max(1.0, pace.speed_of_trees) * batch_size / self.plain_ms
         self._price_nodes(pace.verified or first_verified(self.rate, rows, verify))
         self.level_row = self.rate * (level[2] - level[0]) / (rows[2] - rows[0])
@@ -258,6 +259,10 @@ class PriceBook:
             num_steps = min(int(steps_of(conditions.batch_size)), max(1, 2 * num_steps))
             self._prices[key] = price, self._num_steps + num_steps, num_steps
         return price
+
+    def forget(self, conditions: Conditions) -> None:
+        """Time costs something else than was said."""
+        self._prices.pop((conditions.batch_size, conditions.is_sampled), None)
 
     def add_reading(self, price: Price, num_drafters: int, num_missed: float, ms: float) -> None:
         """A first level of so many sequences, whose heads had missed so many rows, took that long."""

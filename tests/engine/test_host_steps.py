@@ -243,7 +243,8 @@ def test_drafts_that_cannot_pay_are_not_made(target_dir: Path, head_dir: Path) -
 
 
 def test_drafts_that_cost_nothing_are_as_large_as_they_may_be(built_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafters, "FIRST_PLAIN_STEP", 1000)
+    for name in ("LEAST_BETWEEN", "FIRST_MOST_BETWEEN"):
+        monkeypatch.setattr(drafters, name, 1000)
     settings = SamplingParams(temperature=0, max_new_tokens=40, ignore_eos=True)
     core = make_core(built_in / "target", built_in / "eagle3", TREE)
     policy = adaptive(costs(start=1e-6, level=1e-6, node=1e-6))

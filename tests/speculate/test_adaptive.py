@@ -19,13 +19,13 @@ from eagle_rt.speculate.drafters import (
     MOST_STEPS_ALLOWED_FOR,
     NUM_UNASKED,
     NUM_UNASKED_WHERE_CLEAR,
-    PLAIN_STEPS,
     STEPS_OF_A_TRIAL,
     TRY_SHARE,
+    num_plain_steps,
     trial_of,
 )
 from eagle_rt.speculate.forest import Candidates
-from eagle_rt.speculate.policy import NUM_COLD, RESTING, DraftPlan, Rests, StepRecord
+from eagle_rt.speculate.policy import RESTING, DraftPlan, Rests, StepRecord
 from eagle_rt.speculate.prices import BEYOND_HELD_BY, IDLE_MS, Pace, Price, RecentSteps
 from eagle_rt.speculate.promises import FIRST_PROMISES, FIRST_WAIT, NUM_OWN, CommonPromises
 from eagle_rt.speculate.sequences import HostSequence
@@ -104,11 +104,14 @@ def test_steps_that_rest_are_counted_when_one_is_looked_at() -> None:
     assert float(hopeless.costs.ms("verify", 1, 1, ONE)) < 9.5, "they are learned from"
 
 
-def test_the_first_steps_that_rest_and_most_others_say_nothing_of_what_a_plain_step_takes() -> None:
-    steps = [(2, float(ms)) for ms in range(40)]
-    seen = [NUM_COLD, NUM_COLD + 8, NUM_COLD + 16, NUM_COLD + 24, NUM_COLD + 32]
-    assert Rests(steps, 0.0).observations == [Observation("verify", 2, 2, ms) for ms in seen]
-    assert not Rests(steps[:NUM_COLD], 0.0).observations
+@pytest.mark.parametrize(("step_ms", "seen"), [(0.5, [6, 13, 20]), (5.0, [2, 5, 8]), (20.0, [0, 1, 2])])
+def test_the_first_steps_that_rest_and_most_short_ones_say_nothing_of_what_a_plain_step_takes(
+    step_ms: float, seen: list[int]
+) -> None:
+    steps = [(2, float(ms)) for ms in range(21)]
+    assert Rests(steps, 0.0).observations(step_ms)[:3] == [Observation("verify", 2, 2, ms) for ms in seen]
+    assert len(Rests(steps[: seen[0] + 1], 0.0).observations(step_ms)) == 1
+    assert not Rests(steps[: seen[0]], 0.0).observations(step_ms)
 
 
 def test_few_draft_in_a_trial_and_the_same_ones_in_all_of_it() -> None:
@@ -265,8 +268,9 @@ def test_between_trials_in_vain_a_plain_step_is_measured(monkeypatch: pytest.Mon
     start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
     nearly = Served(costs(start=start, level=50.0, node=0.1))
     nearly.choice.allowance_ms = 1e6
-    drafts = [bool(step(nearly).drafters) for _ in range(2 * STEPS_OF_A_TRIAL + PLAIN_STEPS + 1)]
-    assert drafts == [True] * STEPS_OF_A_TRIAL + [False] * (PLAIN_STEPS + 1) + [True] * STEPS_OF_A_TRIAL
+    num_rests = 1 + 1 + 2 * (num_plain_steps(Price(nearly.costs, Pace(), ONE)) // 2)
+    drafts = [bool(step(nearly).drafters) for _ in range(2 * STEPS_OF_A_TRIAL + num_rests)]
+    assert drafts == [True] * STEPS_OF_A_TRIAL + [False] * num_rests + [True] * STEPS_OF_A_TRIAL
 
 
 def test_what_a_trial_seems_to_gain_does_not_pay_for_the_next() -> None:
@@ -457,16 +461,32 @@ def test_what_the_verified_nodes_take_is_remembered() -> None:
     assert (plan._verified.num_nodes, plan._verified.more_ms) == (2, pytest.approx(2 * 2.0))
 
 
-def test_plain_steps_are_measured_between_drafts() -> None:
-    """Seven after sixty-four steps with drafts, after 128 more, and so on; the last of them is learned from, and then all draft as
-    before. Where it is a surprise the next ones come sooner."""
+@pytest.mark.parametrize(("speed", "distances"), [(1.0, [16, 16, 16]), (1.15, [60, 60, 60]), (3.0, [64, 128, 256])])
+@pytest.mark.parametrize(("plain_ms", "count"), [(20.0, 2), (10.0, 2), (1.0, 7)])
+def test_plain_steps_are_measured_between_drafts(speed: float, distances: list[int], plain_ms: float, count: int) -> None:
+    """The more of them, the shorter they are; and the more seldom, the more they lose against drafts."""
     adaptive = Served(costs(start=0.1, level=50.0, node=0.1))
-    drafts = [bool(step(adaptive, "a").drafters) for _ in range(1245)]
-    distances = np.diff([number for number, is_drafted in enumerate(drafts) if not is_drafted], prepend=-1)
-    assert distances.reshape(-1, 7).T.tolist() == [[65, 129, 257, 257, 257], *[[1] * 5] * 6]
-    while step(adaptive, "a").drafters:
+    adaptive.costs.parts["verify"].values = [plain_ms, 2 * plain_ms]
+    for _ in range(300):
+        adaptive.prices.steps(ONE).add(speed, 1.0, 0.0, 1.0, None)
+    if speed == 1.15 and count > 2:
+        distances = [64, 128, 160]  # those that rest make it look slower
+    drafts = [bool(step(adaptive, "a", plain_ms).drafters) for _ in range(sum(distances) + 4 * count)]
+    starts = np.flatnonzero(np.diff(drafts, prepend=False))  # of drafts and of plain steps
+    assert np.diff(starts)[1::2].tolist()[:3] == [count] * 3
+    assert np.diff(starts)[::2].tolist()[:3] == pytest.approx(distances, rel=0.1)
+
+
+def test_plain_steps_that_are_a_surprise_are_measured_again() -> None:
+    """At once, until they are none any more, and soon after."""
+    adaptive = Served(costs(start=0.1, level=50.0, node=0.1))
+    for _ in range(100):
+        adaptive.prices.steps(ONE).add(2.0, 1.0, 0.0, 1.0, None)
+    while step(adaptive, "a", 20.0).drafters:
         pass
-    before = float(adaptive.costs.ms("verify", 1, 1, ONE))
-    drafts = [bool(step(adaptive, "a", plain_ms=2 * before).drafters) for _ in range(200)]
-    assert float(adaptive.costs.ms("verify", 1, 1, ONE)) > 1.5 * before
-    assert np.flatnonzero(np.diff(drafts)).tolist()[:4] == [5, 21, 28, 44]
+    drafts = [bool(step(adaptive, "a", 20.0).drafters) for _ in range(500)]
+    num_again = drafts.index(True)
+    assert 3 <= num_again <= 20
+    assert float(adaptive.costs.ms("verify", 1, 1, ONE)) == pytest.approx(20.0, rel=0.15)
+    starts = np.flatnonzero(np.diff(drafts, prepend=False)).tolist()
+    assert np.diff(starts).tolist()[:6:2] == [16, 32, 64]

@@ -43,7 +43,14 @@ TIMES = {
         "level": ([1, 16, 64], [3.2, 3.9, 5.2], 0.03),
         "verify": ([1, 16, 48, 64, 96], [9.0, 12.6, 16.0, 19.0, 25.0], 0.2),
     },
+    "slow memory": {
+        "start": ([1, 48, 1024], [5.5, 7.5, 120.0], 0.1),
+        "level": ([1, 8, 16], [2.5, 3.0, 4.0], 0.1),
+        "verify": ([1, 8, 12, 16, 32, 1024], [38.0, 39.0, 41.0, 45.0, 90.0, 2900.0], 0.0),
+    },
 }
+# The same machine when nobody else uses its memory.
+TIMES["fast memory"] = TIMES["slow memory"] | {"verify": ([1, 8, 12, 16, 32, 1024], [23.0, 28.0, 41.0, 45.0, 90.0, 2900.0], 0.0)}
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,10 @@ class Replay:
     def change_to(self, texts: list[list[Forest]]) -> None:
         """From the next request on."""
         self._texts = texts
+
+    def move_to(self, model: str) -> None:
+        """Steps take what they take there, from the next one on."""
+        self._clock = Clock(model, seed=0)
 
     def _next(self) -> "Running":
         """Its prompt is read by the target, and by the head when it drafts."""
@@ -299,6 +310,22 @@ def test_plain_steps_that_were_measured_wrongly(batch_size: int, sureness: float
         replay.speed(1000 * batch_size)
         speeds.append(replay.speed(1000 * batch_size))
     assert sum(speeds) / len(speeds) > 0.95 * none
+
+
+@pytest.mark.parametrize("sureness", [0.6, 0.4])
+def test_memory_that_becomes_faster(sureness: float) -> None:
+    """Plain steps wait for it, those with drafts for the processor: now these do not pay any more, which only plain steps show."""
+    texts, batch_size = made_up_texts(sureness), 8
+
+    def speed(policy: TreePolicy, bounds: TreeShape | None, seed: int = 7) -> float:
+        replay = Replay("slow memory", policy, texts, batch_size, bounds, seed)
+        replay.speed(2400)
+        replay.move_to("fast memory")
+        return replay.speed(4800)
+
+    none, seeds = speed(FixedPolicy(None), None), range(7, 13)
+    policies = [AdaptivePolicy(measured_costs("slow memory"), AcceptanceEstimator(BOUNDS.num_steps), None) for _ in seeds]
+    assert sum(map(speed, policies, [BOUNDS] * len(seeds), seeds)) / len(seeds) > 0.96 * none
 
 
 def test_nothing_is_compiled_while_steps_run() -> None:
