@@ -10,7 +10,7 @@ import torch
 
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.prepare import slots_of
-from eagle_rt.kernels.products import tiles_of
+from eagle_rt.kernels.products import rows_at_once, tiles_of
 from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
 from eagle_rt.speculate.host_step import HostStepper
 from eagle_rt.speculate.policy import MOST_COLD, DraftPlan, FixedPolicy, Rests, StepRecord
@@ -51,11 +51,14 @@ class Recorder(FixedPolicy):
         self.observations += record.parts
 
 
-def trees_to_time(bounds: TreeShape, batch_size: int) -> list[TreeShape | None]:
-    """None, and trees of few and of many nodes, of narrow and of wide levels; of large batches only small ones."""
+def trees_to_time(bounds: TreeShape, batch_size: int, jump_after: int | None) -> list[TreeShape | None]:
+    """None, and trees of few and of many nodes, of narrow and of wide levels; of large batches only small ones. jump_after: so many
+    rows cost clearly less than one more."""
     steps, top_k, num_tokens = min(3, bounds.num_steps), bounds.top_k, bounds.num_draft_tokens
     most = min(num_tokens, num_tree_nodes(steps, top_k))
-    nodes = (8, 12, 16, most) if batch_size <= MIDDLE_BATCH_SIZE else (5, 8)
+    nodes = [8, 12, 16, most] if batch_size <= MIDDLE_BATCH_SIZE else [5, 8]
+    if jump_after and batch_size == 1:
+        nodes += [jump_after, jump_after + 1]
     trees: list[TreeShape | None] = [None, TreeShape(1, 1, 2), TreeShape(steps, 1, steps + 1)]
     trees += [TreeShape(steps, top_k, min(most, count)) for count in nodes]
     return list(dict.fromkeys(trees))
@@ -71,6 +74,8 @@ def measured_costs(core: EngineCore) -> StepCosts:
     limits = core.scheduler.limits
     rows_each = CONTEXT + limits.num_scratch + limits.page_size
     largest = max(1, min(limits.max_running, limits.num_pages * limits.page_size // rows_each))
+    weight = stepper.target.embedding
+    tiles, jump_after = tiles_of(weight), rows_at_once(weight)
     seen: dict[tuple[str, int, int], list[float]] = defaultdict(list)
     start = time.perf_counter()
     try:
@@ -79,7 +84,7 @@ def measured_costs(core: EngineCore) -> StepCosts:
                 break
             recorder.observations.clear()
             for batch_size in sorted({1, min(MIDDLE_BATCH_SIZE, largest), largest}):
-                for tree in trees_to_time(core.runner.tree_shape, batch_size):
+                for tree in trees_to_time(core.runner.tree_shape, batch_size, jump_after):
                     recorder.is_resting = tree is None
                     for _ in range(1 if tree else MOST_COLD + 1):
                         run_step(stepper, core, batch_size, tree, num_missing=MISSING_ROWS[number % len(MISSING_ROWS)])
@@ -88,7 +93,7 @@ def measured_costs(core: EngineCore) -> StepCosts:
     finally:
         stepper.policy = policy
     medians = [Observation(*key, statistics.median(times)) for key, times in seen.items()]
-    return fitted_costs(medians, tiles_of(stepper.target.embedding))
+    return fitted_costs(medians, tiles, jump_after)
 
 
 def run_step(stepper: HostStepper, core: EngineCore, batch_size: int, tree: TreeShape | None, num_missing: int) -> None:

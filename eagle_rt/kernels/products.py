@@ -43,6 +43,16 @@ def int8_product_with(weight: Tensor, bias: Tensor | None) -> OpaqueProduct:
     return Int8Product(weight, bias)
 
 
+def rows_at_once(weight: Tensor) -> int | None:
+    """So many rows a product with this weight keeps in registers, so that one more costs as much as several; None where that is not
+    known."""
+    if not takes_own_kernel(weight):
+        return None
+    from eagle_rt.kernels.cpu.product import MOST_ROWS  # not everywhere is numba installed
+
+    return MOST_ROWS
+
+
 def tiles_of(weight: Tensor) -> RowTiles:
     """The tiles of rows with which products with this weight are made."""
     return packed_tiles(weight.dtype) if can_pack(weight) and not takes_own_kernel(weight) else NO_TILES

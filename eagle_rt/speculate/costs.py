@@ -223,13 +223,16 @@ def all_filled_up(tiles: RowTiles) -> Floats:
     return np.array([tiles.filled_up(num_rows) for num_rows in range(2 ** (NUM_PLACES // 2))], dtype=np.float64)
 
 
-def fitted_cost(observations: Iterable[Observation], tiles: RowTiles = NO_TILES) -> PartCost:
-    """The least squares fit to measurements of one part, of which at least one is needed; more rows never cost less."""
+def fitted_cost(observations: Iterable[Observation], tiles: RowTiles = NO_TILES, jump_after: int | None = None) -> PartCost:
+    """The least squares fit to measurements of one part, of which at least one is needed; more rows never cost less. jump_after: so
+    many rows may cost clearly less than one more, of which each is measured."""
     points = list(observations)
     rows = filled_up(np.array([point.num_rows for point in points], dtype=np.float64), tiles)
     largest = int(rows.max())
     powers: Floats = np.exp2(np.arange(largest.bit_length(), dtype=np.float64))
     knots = sorted({*filled_up(powers, tiles).clip(max=largest).tolist(), float(largest)})
+    if jump_after and {jump_after, jump_after + 1} <= set(rows.tolist()):
+        knots = sorted({*knots, float(jump_after), jump_after + 1.0})
     batch_sizes = np.array([point.batch_size for point in points], dtype=np.float64)
     hats = np.stack([np.interp(rows, knots, unit) for unit in np.eye(len(knots))], axis=1)
     ms = np.array([point.ms for point in points])
@@ -320,5 +323,6 @@ def costs_from_json(document: dict[str, Any]) -> StepCosts:
     return StepCosts(parts)
 
 
-def fitted_costs(observations: list[Observation], tiles: RowTiles = NO_TILES) -> StepCosts:
-    return StepCosts({name: fitted_cost((point for point in observations if point.part == name), tiles) for name in PARTS})
+def fitted_costs(observations: list[Observation], tiles: RowTiles = NO_TILES, jump_after: int | None = None) -> StepCosts:
+    by_part = {name: [point for point in observations if point.part == name] for name in PARTS}
+    return StepCosts({name: fitted_cost(own, tiles, jump_after if name == "verify" else None) for name, own in by_part.items()})

@@ -113,8 +113,8 @@ class DrafterChoice:
         self._prices, self._book = prices, book
         self._last: Decision | None = None
         self._known: set[str] = set()  # those of the batch that was asked last
-        # Plain steps that are still to be made in a row. And of batches of about each size: steps with drafts since the last ones
-        # were due, and after how many they are at most.
+        # Plain steps that are still to be made in a row. And of batches of about each size: steps with drafts since any were
+        # measured, and after how many they are due at most.
         self._num_plain = 0
         self._drafted: dict[tuple[int, bool], tuple[int, int]] = {}
 
@@ -175,8 +175,8 @@ class DrafterChoice:
     def add_plain_step(self, conditions: Conditions, ratio: float) -> None:
         """One, after some without drafts, took so many times as long as was believed."""
         key, surprise = (conditions.size, conditions.is_sampled), abs(math.log(ratio))
-        if surprise > A_SURPRISE and key in self._drafted:
-            self._drafted[key] = self._drafted[key][0], 0
+        _, most = self._drafted.get(key, (0, FIRST_MOST_BETWEEN))
+        self._drafted[key] = 0, 0 if surprise > A_SURPRISE else max(LEAST_BETWEEN, most)
         if surprise > MUCH_WRONG:
             self._prices.forget(conditions)
 

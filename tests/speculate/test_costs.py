@@ -50,6 +50,20 @@ def test_a_jump_between_two_numbers_of_rows_is_met(batch_sizes: tuple[int, ...])
         assert float(cost.ms(point.batch_size, point.num_rows, when(point.batch_size))) == pytest.approx(point.ms, rel=0.02)
 
 
+def test_a_jump_after_a_known_number_of_rows_is_met() -> None:
+    """Products of up to twelve rows go through the weight once. Neither neighbour tells what the other takes."""
+    by_rows = {1: 34.0, 2: 35.0, 4: 36.0, 8: 39.0, 12: 39.0, 13: 48.0, 16: 50.0, 24: 67.0}
+    points = [Observation("verify", 1, rows, ms) for rows, ms in by_rows.items()]
+    cost = fitted_cost(points, jump_after=12)
+    for rows, ms in by_rows.items():
+        assert float(cost.ms(1, rows, when(1))) == pytest.approx(ms, rel=0.02)
+    assert float(fitted_cost(points).ms(1, 12, when(1))) > 1.08 * by_rows[12]
+    unmeasured = [point for point in points if point.num_rows != 13]
+    assert fitted_cost(unmeasured, jump_after=12).knots == fitted_cost(unmeasured).knots
+    costs = fitted_costs([*points, *(replace(point, part=part) for part in ("start", "level") for point in points)], jump_after=12)
+    assert [13.0 in costs.parts[part].knots for part in ("start", "level", "verify")] == [False, False, True]
+
+
 def test_rows_are_filled_up_to_whole_tiles() -> None:
     by_tiles = {1: 50.0, 16: 52.0, 48: 60.0, 64: 66.0, 128: 100.0}
     cost = fitted_cost([Observation("verify", 4, rows, ms) for rows, ms in by_tiles.items()], AMX_TILES)
