@@ -1,0 +1,317 @@
+"""Who drafts, and when nobody does."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from served import FREE, ONE, Served, begun, level, plan_for, step
+from step_costs import costs, no_candidates
+
+from eagle_rt.speculate import drafters
+from eagle_rt.speculate.costs import Conditions, Observation
+from eagle_rt.speculate.drafters import (
+    LEVELS_OF_A_LESSON,
+    LONGEST_REST_MS,
+    LONGEST_REST_WHERE_NEARLY_MS,
+    MOST_IN_A_TRIAL,
+    MOST_STEPS_ALLOWED_FOR,
+    NUM_UNASKED,
+    NUM_UNASKED_WHERE_CLEAR,
+    STEPS_OF_A_TRIAL,
+    TRY_SHARE,
+    num_plain_steps,
+    trial_of,
+)
+from eagle_rt.speculate.policy import Rests, StepRecord
+from eagle_rt.speculate.prices import Pace, Price
+from eagle_rt.speculate.promises import FIRST_PROMISES, FIRST_WAIT, NUM_OWN, CommonPromises
+from eagle_rt.speculate.sequences import HostSequence
+from eagle_rt.tree_shape import TreeShape
+
+
+def test_a_first_level_is_the_cheaper_the_more_share_it() -> None:
+    """Of promises too small for one of the batch to pay for a level, all together do."""
+    shared = Served(costs(start=3.0, level=50.0, node=0.1))
+    price = shared.prices.at(Conditions(8, 64.0, is_sampled=False))
+    promises = np.array([[0.5], [0.0]])
+    assert price.utility(promises) < price.starts[1]
+    assert price.pays(price.utility(promises).mean())
+
+
+def test_new_requests_would_draft_where_the_drafts_to_come_pay_for_reading_their_prompts() -> None:
+    """Long ones only where replies are long."""
+    step_costs = costs(start=1.0, level=50.0, node=0.1)
+    start = step_costs.parts["start"]
+    start.knots, start.values = [1.0, 101.0], [1.0, 101.0]
+    adaptive = Served(step_costs)
+    assert adaptive.wants_drafts(1, 10, is_sampled=False)
+    assert not adaptive.wants_drafts(1, 1000, is_sampled=False)
+    for _ in range(20000):
+        adaptive.choice.stay.add_steps(1)
+    assert adaptive.wants_drafts(1, 1000, is_sampled=False)
+
+
+def test_where_nothing_pays_steps_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    hopeless, asked = Served(costs(start=50.0, level=50.0, node=20.0)), []
+    monkeypatch.setattr(hopeless, "learn_rests", lambda rests: asked.append(len(rests.steps)))
+    for _ in range(200):
+        assert not step(hopeless).drafters
+    assert asked[:5] == [0, 2, 4, 8, 16]
+    assert set(asked[5:]) == {LONGEST_REST_MS / 10.0 + 1}
+
+
+def test_steps_that_rest_are_counted_when_one_is_looked_at() -> None:
+    hopeless = Served(costs(start=50.0, level=50.0, node=20.0))
+    while hopeless.choice.num_unasked < 12:
+        step(hopeless)
+    choice, before, num_rested = hopeless.choice, hopeless.choice.allowance_ms, len(hopeless.rested)
+    while choice.num_unasked:
+        step(hopeless, plain_ms=7.0)
+        num_rested += 1
+        assert choice.allowance_ms == before
+    step(hopeless)
+    assert num_rested > 12
+    assert choice.allowance_ms - before == pytest.approx(TRY_SHARE * num_rested * 10.0), "as long as was believed before"
+    assert float(hopeless.costs.ms("verify", 1, 1, ONE)) < 9.5, "they are learned from"
+
+
+@pytest.mark.parametrize(("step_ms", "seen"), [(0.5, [6, 13, 20]), (5.0, [2, 5, 8]), (20.0, [0, 1, 2])])
+def test_the_first_steps_that_rest_and_most_short_ones_say_nothing_of_what_a_plain_step_takes(
+    step_ms: float, seen: list[int]
+) -> None:
+    steps = [(2, float(ms)) for ms in range(21)]
+    assert Rests(steps, 0.0).observations(step_ms)[:3] == [Observation("verify", 2, 2, ms) for ms in seen]
+    assert len(Rests(steps[: seen[0] + 1], 0.0).observations(step_ms)) == 1
+    assert not Rests(steps[: seen[0]], 0.0).observations(step_ms)
+
+
+def test_few_draft_in_a_trial_and_the_same_ones_in_all_of_it() -> None:
+    """Those for whom heads have the least to read."""
+    choice = Served(FREE).choice
+    sequences = [HostSequence(f"{number}", [0] * 64, range(0), 0.0, TreeShape(2, 2, 4)) for number in range(3 * MOST_IN_A_TRIAL)]
+    num_missing = np.random.default_rng(0).permutation(len(sequences)) + 20
+    drafters = trial_of(choice._begun(sequences), num_missing.tolist()).drafters
+    assert sorted(num_missing[drafters]) == list(range(20, 20 + MOST_IN_A_TRIAL))
+    num_missing[drafters] = 0
+    assert trial_of(choice._begun(sequences), (num_missing + 1).tolist()).drafters == drafters
+    few = [replace(own, bounds=None) for own in sequences[2:]]
+    assert trial_of(choice._begun(sequences[:2] + few), num_missing.tolist()).drafters == [0, 1]
+
+
+def test_a_batch_that_grows_rests_until_all_have_come() -> None:
+    """Reading prompts pays for few and not for many; what has been read goes on to be drafted for."""
+    cheap = Served(costs(start=1.0, level=50.0, node=0.1))
+    prompts = [HostSequence(f"{number}", [0] * 64, range(0), 0.0, TreeShape(2, 2, 4)) for number in range(8)]
+    for num_missing, count, drafts in (
+        ([64] * 4, 4, False),
+        ([64] * 8, 8, False),
+        ([64] * 8, 8, True),
+        ([3], 1, True),
+        ([3, 64], 2, True),
+    ):
+        assert bool(cheap.begin(prompts[:count], num_missing).drafters) == drafts
+    for _ in range(2):
+        cheap.choice.num_unasked = 0
+        assert cheap.begin([replace(own, id=own.id + " next") for own in prompts[:2]], [64] * 2).drafters, "others, but not more"
+
+
+def test_a_request_that_leaves_ends_the_rest_where_the_next_one_may_draft() -> None:
+    for unknown_may_draft in (False, True):
+        resting = Served(costs(start=50.0, level=50.0, node=20.0))
+        while resting.choice.num_unasked < 4:
+            step(resting)
+        resting.choice.unknown_may_draft = unknown_may_draft
+        resting.forget("a")
+        step(resting, "b")
+        assert (len(resting.rested) == 1) == unknown_may_draft, "it was asked"
+
+
+def test_clear_decisions_hold_while_the_batch_is_about_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that rests, and one that drafts, if new sequences would: while one leaves and the next one's prompt is read."""
+    monkeypatch.setattr(drafters, "LONGEST_REST_MS", 1e9)
+    common = CommonPromises()
+    free = Price(costs(start=0.0, level=50.0, node=0.01), Pace(), Conditions(4, 64.0, is_sampled=False))
+    worth = 10.0 * common.utility(free)[0]
+    for start, num_unasked in ((0.9 * worth, NUM_UNASKED), (0.1 * worth, NUM_UNASKED_WHERE_CLEAR)):
+        clear = Served(costs(start=start, level=50.0, node=0.01))
+        for count, num_held in ((4, 0), (4, 1), (3, 2)):
+            begun(clear, [0.0] * count)
+            assert clear.choice.num_unasked == num_unasked - num_held
+        clear.choice.unknown_may_draft = False
+        begun(clear, [0.0] * 4)
+        assert clear.choice.num_unasked == num_unasked, "it was asked"
+        begun(clear, [0.0] * 4)
+        assert clear.choice.num_unasked == num_unasked - 1
+        clear.prices.steps(Conditions(4, 64.0, is_sampled=False)).add_worth(2.0)
+        begun(clear, [0.0] * 4)
+        assert clear.choice.num_unasked >= num_unasked, "drafts gain more than was said"
+    assert plan_for(clear, [0.0] * 4, may_draft=False).drafters == [0, 1, 2], "whose head has lost its rows meanwhile"
+    for size, others in ((8, ((7, True), (6, True), (8, True), (5, False))), (2, ((1, True), (3, True), (4, False)))):
+        hopeless = Served(costs(start=50.0, level=50.0, node=20.0))
+        while hopeless.choice.num_unasked < 20:
+            plan_for(hopeless, [0.0] * size)
+        for count, rests in others:
+            before = hopeless.choice.num_unasked
+            plan_for(hopeless, [0.0] * count)
+            assert (hopeless.choice.num_unasked == before - 1) == rests
+
+
+def test_steps_rest_for_longer_where_nothing_nearly_pays() -> None:
+    """What drafts promise is known only so well. And where steps are long few are a long time."""
+    for share, longest_ms in ((0.9, LONGEST_REST_WHERE_NEARLY_MS), (0.7, LONGEST_REST_MS)):
+        common = CommonPromises()
+        free = Price(costs(start=0.0, level=50.0, node=0.1), Pace(), Conditions(1, 64.0, is_sampled=False))
+        nearly = Served(costs(start=10.0 * common.utility(free)[0] / share, level=50.0, node=0.1))
+        rests = []
+        for _ in range(100):
+            nearly.choice.allowance_ms = 0.0
+            assert not step(nearly).drafters
+            rests.append(nearly.choice.num_rested)
+        assert max(rests) == longest_ms / 10.0
+
+
+def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
+    """Where an allowance is enough for what that is expected to lose; what it comes to is spent from it. Where not even good drafts
+    would pay none do."""
+    start = 10.0 * CommonPromises().utility(Price(costs(start=0.0, level=15.0, node=0.1), Pace(), ONE))[0] / 0.9
+    nearly = Served(costs(start=start, level=15.0, node=0.1))
+    while not nearly.choice.num_unasked:
+        assert not step(nearly).drafters
+    while nearly.choice.num_unasked:
+        step(nearly)
+    price = nearly.prices.at(ONE)
+    shortfall = price.starts[1] - price.utility(FIRST_PROMISES, LEVELS_OF_A_LESSON).mean()
+    expected_ms = STEPS_OF_A_TRIAL * shortfall / price.rate
+    assert expected_ms < 0.5 * MOST_STEPS_ALLOWED_FOR * TRY_SHARE * 10.0
+    nearly.choice.allowance_ms, nearly.rested = 0.9 * expected_ms, []
+    assert not step(nearly).drafters
+    while nearly.choice.num_unasked:
+        step(nearly)
+    nearly.choice.allowance_ms, nearly.rested = (before := 1.1 * expected_ms), []
+    plans = [step(nearly, f"{number}") for number in range(STEPS_OF_A_TRIAL)]
+    assert [plan.drafters for plan in plans] == [[0]] * STEPS_OF_A_TRIAL
+    assert nearly.choice.allowance_ms == before, "nothing of what it came to is known yet"
+    lost = StepRecord(no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 1, [Observation("verify", 1, 1, 17.0)])
+    plans[0].learn(lost)
+    saved_up = before + TRY_SHARE * 17.0
+    assert saved_up - nearly.choice.allowance_ms == pytest.approx(17.0 - 10.0)
+    hopeless = Served(costs(start=50.0 * start, level=50.0, node=0.1))
+    hopeless.choice.allowance_ms = 1e9
+    assert not step(hopeless).drafters
+
+
+def test_a_trial_that_leaves_no_hope_ends_early() -> None:
+    """Many drafts say more than one does; and what was good so far counts too."""
+    for num_drafts, before, ends in ((16, None, True), (1, None, False), (16, 3.0, False)):
+        choice = Served(FREE).choice
+        choice.num_unasked = STEPS_OF_A_TRIAL - 1
+        if before:
+            choice.add_trial(before, num_drafts, 0.0)
+        choice.add_trial(-0.4 * num_drafts, num_drafts, 0.0)
+        assert (choice.num_unasked == 0) == ends
+
+
+def test_between_trials_in_vain_a_plain_step_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though there is time left for tries."""
+    monkeypatch.setattr(drafters, "TRY_SHARE", 1.0)
+    start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
+    nearly = Served(costs(start=start, level=50.0, node=0.1))
+    nearly.choice.allowance_ms = 1e6
+    num_rests = 1 + 1 + 2 * (num_plain_steps(Price(nearly.costs, Pace(), ONE)) // 2)
+    drafts = [bool(step(nearly).drafters) for _ in range(2 * STEPS_OF_A_TRIAL + num_rests)]
+    assert drafts == [True] * STEPS_OF_A_TRIAL + [False] * num_rests + [True] * STEPS_OF_A_TRIAL
+
+
+def test_what_a_trial_seems_to_gain_does_not_pay_for_the_next() -> None:
+    start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
+    nearly = Served(costs(start=start, level=50.0, node=0.1))
+    choice = nearly.choice
+    choice.allowance_ms = 1000.0
+    assert step(nearly).drafters
+    for lost_ms, left_ms in ((-30.0, 1000.0), (20.0, 980.0), (-10.0, 990.0)):
+        choice.add_trial(-0.1, 1, lost_ms)
+        assert choice.allowance_ms == left_ms
+
+
+def test_a_trial_is_deep_enough() -> None:
+    """Whatever children gained in other texts."""
+    start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
+    nearly = Served(costs(start=start, level=50.0, node=0.1))
+    nearly.children[:] = 0.0
+    nearly.choice.allowance_ms = 1e3
+    plan = step(nearly)
+    assert plan.drafters == [0]
+    zeros = np.zeros(2, dtype=np.int64)
+    assert plan.expand(level(zeros, zeros - 1, 1, np.array([0.2, 0.6]))).tolist() == [1]
+    assert not len(plan.expand(level(zeros, zeros + 1, LEVELS_OF_A_LESSON, np.array([0.2, 0.1]))))
+    nearly.children[:] = 20.0
+    assert plan.expand(level(zeros, zeros - 1, 1, np.array([0.2, 0.6]))).tolist() == [0, 1], "no less than any other draft"
+    nearly.children[:] = 0.0
+    two = [
+        HostSequence(name, [0] * 64, range(0), 0.0, shape) for name, shape in (("x", TreeShape(1, 2, 3)), ("y", TreeShape(2, 2, 4)))
+    ]
+    nearly.choice.num_unasked, nearly.choice.allowance_ms, nearly.choice._last = 0, 1e3, None
+    plan = nearly.begin(two, [1, 1])
+    assert plan.drafters == [0, 1]
+    assert plan.expand(level(np.array([0, 1]), zeros - 1, 1, np.array([0.9, 0.1]))).tolist() == [1], "the other may go no deeper"
+
+
+def test_one_of_many_is_tried_beside_the_others() -> None:
+    """When it has been idle for long, and so much is left for tries."""
+    step_costs = costs(start=1.0, level=50.0, node=0.1)
+    step_costs.parts["start"].per_sequence = 0.3
+    adaptive = Served(step_costs)
+    sequences = [HostSequence(f"{number}", [0] * 64, range(0), 0.0, TreeShape(2, 2, 4)) for number in range(8)]
+    adaptive.begin(sequences, [1] * 8)
+    idle = adaptive.book._histories["3"]
+    idle.own.add(np.zeros_like(FIRST_PROMISES[0]), NUM_OWN)
+    idle.price = None
+    for num_idle, allowance, is_tried in ((FIRST_WAIT, 0.0, False), (1, 1e3, False), (FIRST_WAIT, 1e3, True)):
+        adaptive.choice.num_unasked, adaptive.choice.allowance_ms, idle.num_idle = 0, allowance, num_idle
+        assert (3 in adaptive.begin(sequences, [1] * 8).drafters) == is_tried
+
+
+def test_who_ends_without_ever_having_decoded_has_not_left() -> None:
+    """Requests are ended twice, or while they wait."""
+    adaptive = Served(costs(start=1.0, level=50.0, node=0.1))
+    step(adaptive, "a")
+    before = adaptive.choice.stay.num_steps
+    adaptive.forget("b")
+    assert adaptive.choice.stay.num_steps == before
+    adaptive.forget("a")
+    adaptive.forget("a")
+    after = adaptive.choice.stay.num_steps
+    assert after < before
+    adaptive.forget("a")
+    assert adaptive.choice.stay.num_steps == after
+
+
+@pytest.mark.parametrize(("speed", "distances"), [(1.0, [16, 16, 16]), (1.15, [60, 60, 60]), (3.0, [64, 128, 256])])
+@pytest.mark.parametrize(("plain_ms", "count"), [(20.0, 2), (10.0, 2), (1.0, 7)])
+def test_plain_steps_are_measured_between_drafts(speed: float, distances: list[int], plain_ms: float, count: int) -> None:
+    """The more of them, the shorter they are; and the more seldom, the more they lose against drafts."""
+    adaptive = Served(costs(start=0.1, level=50.0, node=0.1))
+    adaptive.costs.parts["verify"].values = [plain_ms, 2 * plain_ms]
+    for _ in range(300):
+        adaptive.prices.steps(ONE).add(speed, 1.0, 0.0, 1.0, None)
+    if speed == 1.15 and count > 2:
+        distances = [64, 128, 160]  # those that rest make it look slower
+    drafts = [bool(step(adaptive, "a", plain_ms).drafters) for _ in range(sum(distances) + 4 * count)]
+    starts = np.flatnonzero(np.diff(drafts, prepend=False))  # of drafts and of plain steps
+    assert np.diff(starts)[1::2].tolist()[:3] == [count] * 3
+    assert np.diff(starts)[::2].tolist()[:3] == pytest.approx(distances, rel=0.1)
+
+
+def test_plain_steps_that_are_a_surprise_are_measured_again() -> None:
+    """At once, until they are none any more, and soon after."""
+    adaptive = Served(costs(start=0.1, level=50.0, node=0.1))
+    for _ in range(100):
+        adaptive.prices.steps(ONE).add(2.0, 1.0, 0.0, 1.0, None)
+    while step(adaptive, "a", 20.0).drafters:
+        pass
+    drafts = [bool(step(adaptive, "a", 20.0).drafters) for _ in range(500)]
+    num_again = drafts.index(True)
+    assert 3 <= num_again <= 20
+    assert float(adaptive.costs.ms("verify", 1, 1, ONE)) == pytest.approx(20.0, rel=0.15)
+    starts = np.flatnonzero(np.diff(drafts, prepend=False)).tolist()
+    assert np.diff(starts).tolist()[:6:2] == [16, 32, 64]
