@@ -120,6 +120,7 @@ def point(batch_size: int, dataset: str, temperature: float, measurements: list[
         "best_fixed": str(best.setting),
         "adaptive_over_none": ratio(adaptive, plain),
         "adaptive_over_best_fixed": ratio(adaptive, best),
+        "rounds": {str(own.setting): [round(rate, 1) for rate in own.rates] for own in measurements},
         "accepted": {str(own.setting): round(own.metrics.mean_accepted_tokens, 2) for own in measurements},
         "step_ms": {str(own.setting): parts_ms(own) for own in measurements},
         "undrafted": round(adaptive.metrics.num_undrafted / max(1, adaptive.metrics.num_drafts), 3),
