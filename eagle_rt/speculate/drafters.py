@@ -35,10 +35,10 @@ STEPS_OF_A_TRIAL, MOST_IN_A_TRIAL, LEVELS_OF_A_LESSON = 4, 8, 2
 # its sequences: more are to come, and what pays for few need not pay for many.
 GROWING, UNREAD_ROWS = 0.25, 32
 # Plain steps are what prices are in units of: some are made in a row now and then, since what they take can hardly be told from
-# what steps with drafts take, nor, where they are short, what many in a row do from a single one. They may lose such a share of the time
-# against drafts, which makes them rare where drafts gain much, and where they gain little, it matters the most. But they come after
-# so many steps with drafts at least, and at most: these become twice as many each time. Where one took more or less than was
-# believed by such a share, a logarithm, they come again at once, and soon after that.
+# what steps with drafts take, nor, where they are short, what many in a row do from a single one. They may lose such a share of
+# the time against drafts, which makes them rare where drafts gain much, and where they gain little, it matters the most. But they
+# come after so many steps with drafts at least, and at most: these become twice as many each time. Where one took more or less
+# than was believed by such a share, a logarithm, they come again at once, and soon after that.
 PLAIN_SHARE, A_SURPRISE = 0.005, 0.15
 LEAST_BETWEEN, FIRST_MOST_BETWEEN, MOST_BETWEEN = 16, 64, 256
 # What a plain step takes was believed so wrongly, a logarithm too, that prices are worked out anew.
