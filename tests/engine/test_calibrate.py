@@ -1,0 +1,31 @@
+"""Which steps are timed at start."""
+
+import pytest
+import torch
+
+from eagle_rt.engine.calibrate import trees_to_time
+from eagle_rt.kernels import products
+from eagle_rt.tree_shape import TreeShape
+
+BOUNDS = TreeShape(6, 4, 24)
+
+
+@pytest.mark.parametrize(("batch_size", "jump_after", "is_timed"), [(1, 12, True), (4, 12, False), (1, None, False)])
+def test_a_jump_is_timed_on_both_sides(batch_size: int, jump_after: int | None, is_timed: bool) -> None:
+    """By a single sequence, whose trees may have any number of rows."""
+    trees = trees_to_time(BOUNDS, batch_size, jump_after)
+    assert ({12, 13} <= {tree.num_draft_tokens for tree in trees if tree}) == is_timed
+    assert len(set(trees)) == len(trees)
+    assert None in trees
+
+
+def test_trees_stay_within_their_bounds() -> None:
+    small = TreeShape(2, 2, 4)
+    assert all(tree.num_draft_tokens <= 4 for tree in trees_to_time(small, 1, 12) if tree)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_jump_is_known_of_our_own_products(monkeypatch: pytest.MonkeyPatch, is_ours: bool) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(products, "takes_own_kernel", lambda weight: is_ours)
+    assert products.rows_at_once(torch.zeros(1, 1)) == (12 if is_ours else None)
