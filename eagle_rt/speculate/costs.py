@@ -56,6 +56,11 @@ class Conditions:
         return round(math.log2(self.batch_size))
 
     @cached_property
+    def kind(self) -> tuple[int, bool]:
+        """Those whose steps come to about the same."""
+        return self.size, self.is_sampled
+
+    @cached_property
     def bucket(self) -> tuple[int, int, bool]:
         """Those that cost about the same."""
         return self.size, int(self.context).bit_length(), self.is_sampled

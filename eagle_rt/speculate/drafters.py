@@ -156,7 +156,7 @@ class DrafterChoice:
         return decision
 
     def _plain_steps_are_due(self, decision: Decision) -> bool:
-        key, price = (decision.conditions.size, decision.conditions.is_sampled), decision.price
+        key, price = decision.conditions.kind, decision.price
         count, most = self._drafted.get(key, (0, FIRST_MOST_BETWEEN))
         is_due = count >= min(most, max(LEAST_BETWEEN, num_plain_steps(price) * (price.speed - 1.0) / PLAIN_SHARE))
         self._drafted[key] = (0, min(MOST_BETWEEN, max(LEAST_BETWEEN, 2 * most))) if is_due else (count + 1, most)
@@ -174,7 +174,7 @@ class DrafterChoice:
 
     def add_plain_step(self, conditions: Conditions, ratio: float) -> None:
         """One, after some without drafts, took so many times as long as was believed."""
-        key, surprise = (conditions.size, conditions.is_sampled), abs(math.log(ratio))
+        key, surprise = conditions.kind, abs(math.log(ratio))
         _, most = self._drafted.get(key, (0, FIRST_MOST_BETWEEN))
         self._drafted[key] = 0, 0 if surprise > A_SURPRISE else max(LEAST_BETWEEN, most)
         if surprise > MUCH_WRONG:

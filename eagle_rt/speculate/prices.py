@@ -238,12 +238,12 @@ class PriceBook:
 
     def steps(self, conditions: Conditions) -> RecentSteps:
         """Of batches of about this size; they begin at the pace of the most similar ones."""
-        size, is_sampled = conditions.size, conditions.is_sampled
-        if (size, is_sampled) not in self._steps:
+        if conditions.kind not in self._steps:
+            size, is_sampled = conditions.kind
             known = sorted(self._steps, key=lambda other: (other[1] != is_sampled, abs(other[0] - size)))
             nearest = self._steps[known[0]].pace if known else Pace()
-            self._steps[size, is_sampled] = RecentSteps(replace(nearest, verified=None), 2.0**size)
-        return self._steps[size, is_sampled]
+            self._steps[conditions.kind] = RecentSteps(replace(nearest, verified=None), 2.0**size)
+        return self._steps[conditions.kind]
 
     def add_steps(self, count: int) -> None:
         """What time costs may have changed since."""
