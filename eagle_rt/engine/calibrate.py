@@ -13,7 +13,7 @@ from eagle_rt.engine.prepare import slots_of
 from eagle_rt.kernels.products import rows_at_once, tiles_of
 from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
 from eagle_rt.speculate.host_step import HostStepper
-from eagle_rt.speculate.policy import MOST_COLD, DraftPlan, FixedPolicy, Rests, StepRecord
+from eagle_rt.speculate.policy import MOST_COLD, DraftPlan, FixedPolicy, Rests, StepRecord, num_cold
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
@@ -84,9 +84,11 @@ def measured_costs(core: EngineCore) -> StepCosts:
                 break
             recorder.observations.clear()
             for batch_size in sorted({1, min(MIDDLE_BATCH_SIZE, largest), largest}):
+                plain = seen.get(("verify", batch_size, batch_size))
+                num_plain = 1 + (num_cold(min(plain)) if plain else MOST_COLD)
                 for tree in trees_to_time(core.runner.tree_shape, batch_size, jump_after):
                     recorder.is_resting = tree is None
-                    for _ in range(1 if tree else MOST_COLD + 1):
+                    for _ in range(1 if tree else num_plain):
                         run_step(stepper, core, batch_size, tree, num_missing=MISSING_ROWS[number % len(MISSING_ROWS)])
             for one in recorder.observations if number else []:
                 seen[one.part, one.batch_size, one.num_rows].append(one.ms)

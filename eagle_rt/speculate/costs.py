@@ -55,6 +55,11 @@ class Conditions:
         """About the same for batches of about the same size: powers of two, which most full batches are, lie in the middle."""
         return round(math.log2(self.batch_size))
 
+    @property
+    def load(self) -> tuple[int, bool]:
+        """Those that differ in their texts only."""
+        return self.batch_size, self.is_sampled
+
     @cached_property
     def kind(self) -> tuple[int, bool]:
         """Those whose steps come to about the same."""

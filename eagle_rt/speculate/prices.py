@@ -251,18 +251,17 @@ class PriceBook:
 
     def at(self, conditions: Conditions) -> Price:
         """Of a step in such conditions."""
-        key = conditions.batch_size, conditions.is_sampled
-        price, due, num_steps = self._prices.get(key, (None, 0, 0))
+        price, due, num_steps = self._prices.get(conditions.load, (None, 0, 0))
         if price is None or self._num_steps >= due or self.is_wrong(price, conditions):
             pace, reading = self.steps(conditions).pace, math.exp(self._reading.mean)
             price = Price(self._costs, pace, conditions, self.between_ms, reading)
             num_steps = min(int(steps_of(conditions.batch_size)), max(1, 2 * num_steps))
-            self._prices[key] = price, self._num_steps + num_steps, num_steps
+            self._prices[conditions.load] = price, self._num_steps + num_steps, num_steps
         return price
 
     def forget(self, conditions: Conditions) -> None:
         """Time costs something else than was said."""
-        self._prices.pop((conditions.batch_size, conditions.is_sampled), None)
+        self._prices.pop(conditions.load, None)
 
     def add_reading(self, price: Price, num_drafters: int, num_missed: float, ms: float) -> None:
         """A first level of so many sequences, whose heads had missed so many rows, took that long."""
@@ -277,7 +276,7 @@ class PriceBook:
 
     def last(self, conditions: Conditions) -> Price:
         """Of such a batch, though its texts may have been others; for who asks beside the steps."""
-        known = self._prices.get((conditions.batch_size, conditions.is_sampled))
+        known = self._prices.get(conditions.load)
         return known[0] if known else self.at(conditions)
 
 
