@@ -37,12 +37,15 @@ class EngineCore:
         """Put a request in line.
 
         Raises:
-            ValueError: the prompt is empty, too long, or holds ids outside the vocabulary, or more is to be drafted than the engine
-                drafts.
+            ValueError: the prompt is empty, too long, or holds ids outside the vocabulary, as a bias may, or more is to be drafted
+                than the engine drafts.
         """
         outside = next((token for token in prompt if not 0 <= token < self._vocab_size), None)
         if outside is not None:
             raise ValueError(f"prompt token {outside} is outside the vocabulary of {self._vocab_size}")
+        outside = next((token for token, _ in sampling.logit_bias if not 0 <= token < self._vocab_size), None)
+        if outside is not None:
+            raise ValueError(f"logit_bias has token {outside}, which is outside the vocabulary of {self._vocab_size}")
         seed = sampling.seed if sampling.seed is not None else self._seeds.getrandbits(63)
         bounds = sampling.speculative.within(self.runner.tree_shape)
         request = Request(request_id, prompt, sampling, seed, bounds)

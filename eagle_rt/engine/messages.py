@@ -64,6 +64,7 @@ def decode(data: bytes) -> Command | Report:
     if name == "Submit":
         sampling = fields["sampling"]
         tuples = {name: tuple(sampling[name]) for name in ("stop", "stop_token_ids")}
+        tuples["logit_bias"] = tuple(map(tuple, sampling["logit_bias"]))
         fields["sampling"] = SamplingParams(**{**sampling, **tuples, "speculative": SpeculativeParams(**sampling["speculative"])})
     if name == "EngineMetrics" and fields["calibration"]:
         fields["calibration"] = Calibration(**fields["calibration"])

@@ -4,10 +4,13 @@ from itertools import accumulate
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from eagle_rt.batch import Batch, HostRows, Slots, slots_at
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk
+from eagle_rt.speculate.penalties import Penalties
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.speculate.sequences import DecodeSequences, HostCache, HostSequence
 
@@ -32,7 +35,38 @@ def sampling_batch(requests: list[Request], device: str) -> SamplingBatch:
         seeds=torch.tensor([request.seed for request in requests], device=device),
         sampled=torch.tensor(sampled, dtype=torch.int64, device=device),
         has_filters=any(settings[row].top_k > 0 or settings[row].top_p < 1 or settings[row].min_p > 0 for row in sampled),
+        penalties=penalties_of(requests, device) if any(setting.has_penalties for setting in settings) else None,
     )
+
+
+def penalties_of(requests: list[Request], device: str) -> Penalties:
+    """Counted anew in every step, so that nothing can put them out of step with the texts."""
+    settings, told = [request.sampling for request in requests], [tokens_told_of(request) for request in requests]
+    size = max(len(ids) for ids, *_ in told)
+
+    def column(number: int) -> Tensor:
+        values = [own[number] for own in told]
+        return torch.from_numpy(np.stack([np.pad(own, (0, size - len(own)), constant_values=own[0]) for own in values])).to(device)
+
+    frequency = torch.tensor([setting.frequency_penalty for setting in settings], device=device)
+    presence = torch.tensor([setting.presence_penalty for setting in settings], device=device)
+    repetition = torch.tensor([setting.repetition_penalty for setting in settings], device=device)
+    return Penalties(column(0), column(1), column(2), column(3), frequency, presence, repetition)
+
+
+def tokens_told_of(request: Request) -> tuple[NDArray, NDArray, NDArray, NDArray]:
+    """The tokens that a request's settings tell something of, at least one; how often its reply has said each, whether its text
+    has, and the bias of each."""
+    setting, tokens = request.sampling, request.tokens
+    start = 0 if setting.repetition_penalty != 1 else request.num_prompt_tokens
+    text = tokens[start:] if setting.has_penalties else []
+    biased = [token for token, _ in setting.logit_bias]
+    ids, places = np.unique([*text, *biased, tokens[-1]], return_inverse=True)
+    counts = np.bincount(places[request.num_prompt_tokens - start : len(text)], minlength=len(ids))
+    is_seen, bias = np.zeros(len(ids), dtype=np.bool_), np.zeros(len(ids), dtype=np.float32)
+    is_seen[places[: len(text)]] = True
+    bias[places[len(text) : -1]] = [own for _, own in setting.logit_bias]
+    return ids, counts, is_seen, bias
 
 
 def decode_sequences(requests: tuple[Request, ...], num_scratch: int, page_size: int, device: str) -> DecodeSequences:

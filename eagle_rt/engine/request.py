@@ -57,7 +57,9 @@ class SamplingParams:
     temperature 0 is greedy. top_k -1 (or 0), top_p 1 and min_p 0 are off. seed None: the engine draws one. max_new_tokens None:
     until the context is full. stop: strings that end the text and are not part of it. stop_token_ids: end it besides the
     model's own end tokens, which `ignore_eos` switches off. n: replies per prompt; reply i uses seed + i. speculative: none, or
-    less than the engine would draft; the text is the same.
+    less than the engine would draft; the text is the same. frequency_penalty and presence_penalty are taken off the logits of
+    tokens that the reply has said, for each time and once; repetition_penalty divides logits above 0 of tokens that prompt or
+    reply have said and multiplies those below; logit_bias is added to those of (token id, bias).
 
     Raises:
         ValueError: a value is out of range; the message begins with the field's name.
@@ -74,6 +76,10 @@ class SamplingParams:
     ignore_eos: bool = False
     n: int = 1
     speculative: SpeculativeParams = SpeculativeParams()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         self._check("temperature", 0 <= self.temperature <= 100, "between 0 and 100")
@@ -84,6 +90,17 @@ class SamplingParams:
         self._check("max_new_tokens", self.max_new_tokens is None or self.max_new_tokens >= 1, "at least 1")
         self._check("stop", len(self.stop) <= 16 and all(self.stop), "at most 16 strings, none of them empty")
         self._check("n", 1 <= self.n <= 128, "between 1 and 128")
+        self._check("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2")
+        self._check("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2")
+        self._check("repetition_penalty", 0 < self.repetition_penalty <= 2, "above 0 and at most 2")
+        biases = dict(self.logit_bias)
+        self._check("logit_bias", all(-100 <= bias <= 100 for bias in biases.values()), "between -100 and 100 for every token")
+        self._check("logit_bias", len(biases) == len(self.logit_bias), "of every token once")
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on what the text says, or on a bias."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1 or self.logit_bias)
 
     def _check(self, name: str, is_valid: bool, expectation: str) -> None:
         if not is_valid:
@@ -113,6 +130,7 @@ def sampling_params(given: "dict[str, Any] | SamplingParams | None", defaults: d
         given["stop"] = [given["stop"]]
     for name in ("stop", "stop_token_ids"):
         given[name] = tuple(given.get(name) or ())
+    given["logit_bias"] = logit_bias(given.get("logit_bias") or {})
     if isinstance(given.get("speculative"), dict):
         given["speculative"] = speculative_params(given["speculative"])
     unknown = sorted(set(given) - set(SamplingParams.__dataclass_fields__))
@@ -123,6 +141,18 @@ def sampling_params(given: "dict[str, Any] | SamplingParams | None", defaults: d
         return SamplingParams(**{**defaults, **given})
     except TypeError as error:
         raise ValueError(f"a sampling parameter has the wrong type: {error}") from None
+
+
+def logit_bias(given: dict[Any, Any]) -> tuple[tuple[int, float], ...]:
+    """From token ids, which JSON can only write as strings, and biases.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        return tuple((int(token), float(bias)) for token, bias in given.items())
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError(f"logit_bias is {given!r}, but must map token ids to numbers") from None
 
 
 def speculative_params(given: dict[str, Any]) -> SpeculativeParams:

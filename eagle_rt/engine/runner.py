@@ -13,6 +13,7 @@ from eagle_rt.engine.prepare import decode_sequences, host_sequences, prefill_ba
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk, StepPlan, StepResult
 from eagle_rt.speculate.host_step import HostOutcome, HostStepper, plain_step
+from eagle_rt.speculate.penalties import penalized
 from eagle_rt.speculate.step import Stepper
 from eagle_rt.tree_shape import TreeShape
 
@@ -104,7 +105,10 @@ class Runner:
         return result
 
     def _graph_for(self, requests: tuple[Request, ...]) -> StepGraph | None:
-        return self.graphs.find(len(requests)) if self.graphs else None
+        """None also where logits depend on what the texts say, of which captured steps know the last token alone."""
+        if not self.graphs or any(request.sampling.has_penalties for request in requests):
+            return None
+        return self.graphs.find(len(requests))
 
     def _result(self, prefilled: list[int], rows: list[list[int]]) -> StepResult:
         """rows: `StepOutcome.rows` on the host."""
@@ -196,6 +200,8 @@ class Runner:
         positions = torch.tensor([[chunk.stop - 1] for chunk in ending], device=self._device)
         sampling = sampling_batch([chunk.request for chunk in ending], self._device)
         logits = self.stepper.target.logits(hidden[end_rows])
+        if sampling.penalties:
+            logits = penalized(logits, sampling.penalties, torch.arange(len(ending), device=self._device))
         return self.stepper.operations.choose(logits[:, None], positions, sampling)[:, 0]
 
 

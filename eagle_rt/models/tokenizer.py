@@ -6,7 +6,8 @@ from typing import Any, cast
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p")
+# Of generation_config.json; the second ones hold for greedy replies too.
+SAMPLED_DEFAULTS, DEFAULTS = ("temperature", "top_p", "top_k", "min_p"), ("repetition_penalty",)
 
 
 def load_tokenizer(model_dir: Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -77,6 +78,5 @@ def end_token_ids(config: dict[str, Any], generation: dict[str, Any], tokenizer:
 
 def sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
     """The model's own sampling settings, for requests that leave them open."""
-    if generation.get("do_sample") is False:
-        return {}
-    return {name: generation[name] for name in SAMPLING_DEFAULTS if generation.get(name) is not None}
+    names = DEFAULTS if generation.get("do_sample") is False else SAMPLED_DEFAULTS + DEFAULTS
+    return {name: generation[name] for name in names if generation.get(name) is not None}

@@ -8,10 +8,6 @@ from eagle_rt.engine.request import SamplingParams, sampling_params
 
 # Parameters of the OpenAI API that change a reply and are not supported, with the values at which they change nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
     "logprobs": (False, 0),
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
@@ -48,6 +44,10 @@ class OpenAIRequest(Strict):
     min_p: float | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
     speculative: dict[str, Any] | None = None
 
     @model_validator(mode="before")
@@ -66,7 +66,7 @@ class OpenAIRequest(Strict):
 
     def sampling(self, defaults: dict[str, Any], max_new_tokens: int | None) -> SamplingParams:
         """Raises ValueError for a value that is out of range."""
-        names = ("n", "stop", "seed", "temperature", "top_p", "top_k", "min_p", "ignore_eos", "stop_token_ids", "speculative")
+        names = set(OpenAIRequest.model_fields) & set(SamplingParams.__dataclass_fields__)
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         return sampling_params({**given, "max_new_tokens": max_new_tokens}, defaults)
 

@@ -8,6 +8,7 @@ from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.speculate.operations import DraftNoise, StepOperations
+from eagle_rt.speculate.penalties import penalized
 from eagle_rt.speculate.sequences import DecodeSequences
 from eagle_rt.tree.draft_tree import DraftTree
 from eagle_rt.tree.verify import Acceptance
@@ -72,21 +73,29 @@ class TreeDrafter:
         top_k, num_levels, token_map, operations = self._top_k, self._num_steps - 1, self.head.token_map, self._operations
         states = self._states[sequences.state_rows][:, None]
         noise = self._noise(sequences, depth=0, num_nodes=1)
-        candidates, beam = operations.first_level(self._logits(states), top_k, num_levels * top_k, noise)
+        paths = sequences.root_tokens[:, None, None][:, :, :0]
+        candidates, beam = operations.first_level(self._logits(states, sequences, paths), top_k, num_levels * top_k, noise)
         for level in range(num_levels):
             states = states.gather(1, beam.parent_rows[:, :, None].expand(-1, -1, states.shape[-1]))
+            tokens = token_map.to_target(beam.tokens)
+            if sequences.sampling.penalties:
+                paths = paths.gather(1, beam.parent_rows[:, :, None].expand(-1, -1, level))
+                paths = torch.cat((paths, tokens[:, :, None]), dim=2)
             positions = sequences.positions_at(torch.full_like(beam.tokens, level))
             mask = operations.beam_mask(beam, (level + 1) * top_k)
-            batch = sequences.scratch_batch(token_map.to_target(beam.tokens), positions, level * top_k, mask)
+            batch = sequences.scratch_batch(tokens, positions, level * top_k, mask)
             outputs = self.head.forward(batch.tokens, states.flatten(0, 1), batch, self.pool, self._backend)
             states = outputs.view(sequences.batch_size, top_k, -1)
             noise = self._noise(sequences, level + 1, top_k)
-            candidates, beam = operations.next_level(candidates, beam, self._logits(states), noise)
+            candidates, beam = operations.next_level(candidates, beam, self._logits(states, sequences, paths), noise)
         return operations.rerank(candidates, token_map.target_ids, sequences.root_tokens, self._num_draft_tokens)
 
-    def _logits(self, states: Tensor) -> Tensor:
-        """[B, Q, W] after states [B, Q, H]."""
-        return self.head.logits(states.flatten(0, 1)).unflatten(0, states.shape[:2])
+    def _logits(self, states: Tensor, sequences: DecodeSequences, paths: Tensor) -> Tensor:
+        """[B, Q, W] after states [B, Q, H] of nodes that these tokens [B, Q, D] lead to."""
+        logits = self.head.logits(states.flatten(0, 1))
+        if penalties := sequences.sampling.penalties:
+            logits = penalized(logits, penalties, sequences.owners(states.shape[1]), paths.flatten(0, 1), self.head.token_map)
+        return logits.unflatten(0, states.shape[:2])
 
     def _noise(self, sequences: DecodeSequences, depth: int, num_nodes: int) -> DraftNoise | None:
         """What the children of nodes at a depth below the root are ranked under, besides the head's logits."""

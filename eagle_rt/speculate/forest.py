@@ -95,6 +95,16 @@ class PackedTrees:
             visible[rows] |= visible[self.parents[rows]]
         return visible
 
+    @property
+    def paths(self) -> Ints:
+        """[T, D] the tokens on the way from below its root to each node, itself included, -1 past them."""
+        paths = np.full((len(self.owners), int(self.depths.max())), -1, dtype=np.int64)
+        for depth in range(1, paths.shape[1] + 1):
+            rows = np.flatnonzero(self.depths == depth)
+            paths[rows] = paths[self.parents[rows]]
+            paths[rows, depth - 1] = self.tokens[rows]
+        return paths
+
     def walk(self, choose: Choose) -> tuple[list[list[int]], list[list[int]]]:
         """For each sequence the rows from its root to the last node that the target's choices confirm, and those choices.
 

@@ -18,6 +18,7 @@ from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Bools, Candidates, Ints, joined
 from eagle_rt.speculate.head_rows import HeadRowsBook
+from eagle_rt.speculate.penalties import penalized
 from eagle_rt.speculate.policy import DraftPlan, bounds_of
 from eagle_rt.speculate.sampler import SamplingBatch, coupled_logits
 from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
@@ -39,11 +40,12 @@ class Draft:
 class FedRows:
     """What the head has been fed last: T drafted nodes, or texts at first.
 
-    states: [T, H] after them; seen: [T, C] which of its sequence's fed nodes each sees.
+    states: [T, H] after them; seen: [T, C] which of its sequence's fed nodes each sees; paths: [T, D] their tokens.
     """
 
     states: Tensor
     seen: Bools
+    paths: Ints
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,10 @@ class HostDrafter:
         num_missing = sum(self.rows[sequence.id].num_waiting for sequence in own)
         widths = bounds_of(tuple(sequence.bounds for sequence in sequences)).top_ks
         wanted = Wanted(sampling, widths, np.array([sequence.num_cached for sequence in sequences]))
-        fed = FedRows(self.catch_up(own), np.zeros((len(own), 0), dtype=np.bool_))
+        nothing = np.zeros((len(own), 0), dtype=np.int64)
+        fed = FedRows(self.catch_up(own), nothing.astype(np.bool_), nothing)
         mark("extend")
-        level, above = self._children(wanted, fed.states, drafters, np.full(len(own), -1), None)
+        level, above = self._children(wanted, fed, drafters, np.full(len(own), -1), None)
         now = time.perf_counter()
         observations = [Observation("start", len(own), num_missing, 1000 * (now - start))]
         is_broken = np.zeros(batch_size, dtype=np.bool_)
@@ -104,7 +107,7 @@ class HostDrafter:
             counts = np.bincount(chosen.owners, minlength=batch_size)
             fed = self._feed(sequences, fed, chosen, above[places], counts, num_fed)
             num_before += len(level)
-            level, above = self._children(wanted, fed.states, chosen.owners, numbers, chosen)
+            level, above = self._children(wanted, fed, chosen.owners, numbers, chosen)
             levels.append(level)
             then, now = now, time.perf_counter()
             observations.append(Observation("level", int(np.count_nonzero(counts)), len(numbers), 1000 * (now - then)))
@@ -153,17 +156,18 @@ class HostDrafter:
             own, counts[owners].tolist(), in_use, chosen.tokens, chosen.depths - 1, places, visible, device
         )
         states = fed.states[self._tensor(parent_rows)]
-        return FedRows(self.head.forward(batch.tokens, states, batch, self.pool, self._backend), visible)
+        paths = np.concatenate((fed.paths[parent_rows], chosen.tokens[:, None]), axis=1)
+        return FedRows(self.head.forward(batch.tokens, states, batch, self.pool, self._backend), visible, paths)
 
     def _children(
-        self, wanted: Wanted, states: Tensor, owners: Ints, numbers: Ints, parents: Candidates | None
+        self, wanted: Wanted, fed: FedRows, owners: Ints, numbers: Ints, parents: Candidates | None
     ) -> tuple[Candidates, Ints]:
         """Of T nodes, or roots, of these owners and numbers: the best children, no more of a sequence's than its top-k, none where
         the head gives no numbers; and which of the T each is below."""
         depth = int(parents.depths[0]) if parents else 0
         widths = wanted.top_ks[owners]
         top_k = int(widths.max())
-        logits = self._logits(states, wanted.sampling, owners, wanted.num_cached[owners] + depth)
+        logits = self._logits(fed, wanted.sampling, owners, wanted.num_cached[owners] + depth)
         log_probs, draft_tokens = best_children(logits, top_k, self._sharpness)
         above = np.arange(len(owners)).repeat(top_k)
         own, tokens = as_numpy(log_probs).ravel().astype(np.float64), as_numpy(self._target_ids[draft_tokens]).ravel()
@@ -177,9 +181,13 @@ class HostDrafter:
         values = np.ones_like(own) if parents is None else parents.values[above]
         return Candidates(owners[above], tokens, numbers[above], depths, own, scores, values), above
 
-    def _logits(self, states: Tensor, sampling: SamplingBatch, owners: Ints, positions: Ints) -> Tensor:
-        """[T, W] draft logits after nodes of `owners` that stand at `positions`, under the target's noise where that is drawn."""
-        logits = self.head.logits(states)
+    def _logits(self, fed: FedRows, sampling: SamplingBatch, owners: Ints, positions: Ints) -> Tensor:
+        """[T, W] draft logits after nodes of `owners` that stand at `positions`, as the target will look at its own: after
+        penalties, and under the noise where that is drawn."""
+        logits = self.head.logits(fed.states)
+        if sampling.penalties:
+            owner_rows, paths = self._tensor(owners), self._tensor(fed.paths)
+            logits = penalized(logits, sampling.penalties, owner_rows, paths, self.head.token_map)
         if not self._couples or len(sampling.sampled) == 0:
             return logits
         rows = sampling.rows(self._tensor(owners))

@@ -20,6 +20,7 @@ from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Choose, Floats, Ints, PackedTrees, pack
 from eagle_rt.speculate.host_drafter import Draft, HostDrafter
+from eagle_rt.speculate.penalties import penalized
 from eagle_rt.speculate.policy import RESTING, DraftPlan, Rests, StepRecord, TreePolicy
 from eagle_rt.speculate.sampler import SamplingBatch, target_choice
 from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
@@ -96,7 +97,10 @@ def plain_step(
     zeros = np.zeros_like(roots)
     batch = packed_scratch_batch(sequences, counts, counts, roots, zeros, zeros, None, pool.storage.device)
     output = target.forward(batch, pool, backend, feature_layers)
-    choice = target_choice(target.logits(output.hidden)[:, None], batch.positions[:, None], sampling)
+    logits = target.logits(output.hidden)
+    if sampling.penalties:
+        logits = penalized(logits, sampling.penalties, torch.arange(len(sequences), device=logits.device))
+    choice = target_choice(logits[:, None], batch.positions[:, None], sampling)
     return choice[:, 0].tolist(), output.features
 
 
@@ -209,6 +213,8 @@ class HostStepper:
         batch = packed_scratch_batch(sequences, counts, counts, trees.tokens, trees.depths, trees.places, visible, self._device)
         output = self.target.forward(batch, self.pool, self._backend, self.feature_layers)
         logits = self.target.logits(output.hidden)
+        if sampling.penalties:
+            logits = penalized(logits, sampling.penalties, self._tensor(trees.owners), self._tensor(trees.paths))
 
         if trees.is_plain or len(sampling.sampled) == 0 or logits.is_cuda:
             settings = sampling if trees.is_plain else sampling.rows(self._tensor(trees.owners))

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from eagle_rt.kernels.contenders import can_leave_out, drawn_tokens, perturbed_contenders
 from eagle_rt.kernels.noise import gumbel_noise
+from eagle_rt.speculate.penalties import Penalties
 
 # Guesses that are so far below the best are never made, in the logits' own unit.
 DRAFT_MARGIN = 8.0
@@ -16,7 +17,8 @@ DRAFT_MARGIN = 8.0
 class SamplingBatch:
     """Sampling settings of B sequences, each [B]: float32, and int64 for top_k (0: off) and seeds.
 
-    sampled: int64 numbers of the sequences with temperature > 0; has_filters: whether any of those filters its tokens.
+    sampled: int64 numbers of the sequences with temperature > 0; has_filters: whether any of those filters its tokens. penalties:
+    None where no sequence has any; logits are given to what is in this file after them.
     """
 
     temperature: Tensor
@@ -26,6 +28,7 @@ class SamplingBatch:
     seeds: Tensor
     sampled: Tensor
     has_filters: bool
+    penalties: Penalties | None = None
 
     def rows(self, owners: Tensor) -> "SamplingBatch":
         """The settings of T rows that belong to sequences `owners` [T]."""

@@ -78,6 +78,10 @@ class DecodeSequences:
     def batch_size(self) -> int:
         return self.root_tokens.shape[0]
 
+    def owners(self, num_rows: int) -> Tensor:
+        """[B * num_rows] whose each of so many rows of every sequence is."""
+        return torch.arange(self.batch_size, device=self.root_tokens.device).repeat_interleave(num_rows)
+
     def scratch_batch(self, tokens: Tensor, positions: Tensor, first_row: int, tree_mask: Tensor | MaskWords | None) -> Batch:
         """A pass over [B, Q] tokens that are written to scratch rows first_row .. first_row + Q - 1."""
         num_rows = tokens.shape[1]

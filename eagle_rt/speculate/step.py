@@ -11,9 +11,10 @@ from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.drafter import TreeDrafter
 from eagle_rt.speculate.operations import StepOperations
+from eagle_rt.speculate.penalties import penalized
 from eagle_rt.speculate.sequences import DecodeSequences
 from eagle_rt.speculate.simulate import simulated_walk
-from eagle_rt.tree.draft_tree import DraftTree, root_only
+from eagle_rt.tree.draft_tree import DraftTree, path_tokens, root_only
 from eagle_rt.tree.verify import Acceptance
 
 
@@ -65,7 +66,10 @@ class Stepper:
         positions, tree_mask = operations.place(tree, sequences.positions, self.max_depth)
         batch = sequences.scratch_batch(tree.tokens, positions, 0, tree_mask)
         output = self.target.forward(batch, self.pool, self.backend, drafter.head.feature_layers if drafter else ())
-        logits = self.target.logits(output.hidden).view(*tree.tokens.shape, -1)
+        logits = self.target.logits(output.hidden)
+        if penalties := sequences.sampling.penalties:
+            logits = penalized(logits, penalties, sequences.owners(tree.num_nodes), path_tokens(tree, self.max_depth).flatten(0, 1))
+        logits = logits.view(*tree.tokens.shape, -1)
         mark("verify")
 
         choice = operations.choose(logits, positions, sequences.sampling)

@@ -1,6 +1,7 @@
 """Which target token each entry of a draft vocabulary stands for."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,6 +15,18 @@ class TokenMap:
 
     def to_target(self, draft_tokens: Tensor) -> Tensor:
         return self.target_ids[draft_tokens]
+
+    def to_draft(self, tokens: Tensor) -> Tensor:
+        """Draft ids of target tokens, W for those that have none."""
+        ordered, order = self._ordered
+        places = torch.searchsorted(ordered, tokens).clamp(max=len(ordered) - 1)
+        return torch.where(ordered[places] == tokens, order[places], len(ordered))
+
+    @cached_property
+    def _ordered(self) -> tuple[Tensor, Tensor]:
+        """[W] the target ids, ascending, and [W] whose they are."""
+        ordered, order = self.target_ids.sort()
+        return ordered, order
 
     def to(self, device: torch.device) -> "TokenMap":
         return TokenMap(self.target_ids.to(device))

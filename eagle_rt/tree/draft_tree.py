@@ -33,6 +33,17 @@ def root_only(root_tokens: Tensor) -> DraftTree:
     return DraftTree(column, zeros - 1, zeros, zeros.float())
 
 
+def path_tokens(tree: DraftTree, max_depth: int) -> Tensor:
+    """[B, N, max_depth] the tokens from each node up to below the root, -1 past them. max_depth: as in `ancestor_mask`."""
+    nodes = torch.arange(tree.num_nodes, device=tree.tokens.device).expand_as(tree.tokens)
+    columns = []
+    for _ in range(max_depth):
+        is_drafted = nodes > 0
+        columns.append(tree.tokens.gather(1, nodes).masked_fill(~is_drafted, -1))
+        nodes = tree.parents.gather(1, nodes).clamp(min=0)
+    return torch.stack(columns, dim=2) if columns else tree.tokens[:, :, None][:, :, :0]
+
+
 def ancestor_mask(parents: Tensor, max_depth: int) -> Tensor:
     """[B, N, N] bool: row i is True at i itself and at every node on the way up to the root.
 

@@ -61,6 +61,30 @@ def test_a_batch_larger_than_all_graphs_runs_eagerly(target_dir: Path, head_dir:
     assert texts == run(build_core(config, model_info(config))[0], prompts, SETTINGS)
 
 
+@pytest.mark.parametrize("tree", [None, (3, 2, 6)], ids=str)
+def test_penalties_are_left_to_eager_steps(target_dir: Path, head_dir: Path, tree: Tree | None) -> None:
+    """Which are the same ones, with the same draft states, before captured steps and after them."""
+    penalties = {"frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_penalty": 1.3}
+    settings = [
+        SETTINGS[0],
+        replace(SETTINGS[1], max_new_tokens=4, **penalties),
+        replace(SETTINGS[0], max_new_tokens=4, **penalties),
+    ]
+    prompts = random_prompts(3, seed=7, longest=9)
+    config = make_config(target_dir, head_dir, None)
+    expected = run(build_core(config, model_info(config))[0], prompts, settings)
+    core = make_captured(target_dir, head_dir, tree, (1, 4))
+    assert run(core, prompts, settings) == expected
+    assert {"verify", "step"} <= set(core.runner.clock.seconds)
+
+
+def test_eager_drafts_are_ranked_after_penalties(target_dir: Path, head_dir: Path) -> None:
+    core = make_captured(target_dir, head_dir, (3, 1, 4), (1,))
+    setting = replace(SETTINGS[1], max_new_tokens=8, logit_bias=((65, 100.0),))
+    assert run(core, random_prompts(1, longest=9), [setting]) == [[65] * 8]
+    assert core.current_metrics().mean_accepted_tokens > 3
+
+
 def test_padding_harms_no_one_and_results_stay_in_place(target_dir: Path, head_dir: Path) -> None:
     core = make_captured(target_dir, head_dir, (2, 2, 4), (4,))
     for index, prompt in enumerate(random_prompts(2, seed=6, longest=12)):

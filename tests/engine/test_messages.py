@@ -5,7 +5,7 @@ from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.request import RequestStats, SamplingParams, TokenEvent
 
 MESSAGES = [
-    Submit("a", [1, 2], SamplingParams(temperature=0.5, stop=("x",), stop_token_ids=(3,), seed=2**62)),
+    Submit("a", [1, 2], SamplingParams(temperature=0.5, stop=("x",), stop_token_ids=(3,), seed=2**62, logit_bias=((5, -1.5),))),
     Abort("a"),
     Shutdown(),
     Started(["note"], 100),

@@ -105,6 +105,16 @@ def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
     assert [chunk.choices[0].finish_reason for chunk in stream if chunk.choices][-1] == "length"
 
 
+def test_penalties_and_biases(client: openai.OpenAI, server: Server) -> None:
+    """In OpenAI's names, which its client sends, and in SGLang's."""
+    options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 6, "temperature": 0}
+    reply = client.chat.completions.create(**options, logit_bias={"72": 100}, presence_penalty=0.5)
+    assert reply.choices[0].message.content == "c" * 6
+    sampling = {"temperature": 0, "max_new_tokens": 6, "logit_bias": {"72": 50.0}, "repetition_penalty": 1.5}
+    body = {"text": "hello", "sampling_params": sampling}
+    assert requests.post(f"{server.url}/generate", json=body, timeout=60).json()["text"] == "c" * 6
+
+
 def test_completions_of_text_and_tokens(client: openai.OpenAI) -> None:
     replies = [
         client.completions.create(model="tiny", prompt=prompt, max_tokens=8, temperature=0).choices[0].text
@@ -181,7 +191,11 @@ def test_models_info_and_metrics(server: Server, client: openai.OpenAI) -> None:
         ("chat/completions", {"messages": MESSAGES, "max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
         ("chat/completions", {"messages": MESSAGES, "bogus": 1}, 400, "bogus", "not a known parameter"),
         ("chat/completions", {"messages": MESSAGES, "logprobs": True}, 400, "logprobs", "not supported"),
-        ("chat/completions", {"messages": MESSAGES, "frequency_penalty": 1}, 400, "frequency_penalty", "not supported"),
+        ("chat/completions", {"messages": MESSAGES, "frequency_penalty": 3}, 400, "frequency_penalty", "between -2 and 2"),
+        ("chat/completions", {"messages": MESSAGES, "repetition_penalty": 0}, 400, "repetition_penalty", "above 0 and at most 2"),
+        ("chat/completions", {"messages": MESSAGES, "logit_bias": {"x": 1}}, 400, "logit_bias", "valid integer"),
+        ("chat/completions", {"messages": MESSAGES, "logit_bias": {"5": 200}}, 400, "logit_bias", "between -100 and 100"),
+        ("chat/completions", {"messages": MESSAGES, "logit_bias": {"9999": 1}}, 400, None, "outside the vocabulary"),
         ("chat/completions", {"messages": [{"role": "user", "content": "x" * 600}]}, 400, None, "context length is 512"),
         ("chat/completions", {"messages": MESSAGES, "seed": 2**70}, 400, "seed", "a 64-bit integer"),
         ("chat/completions", {"messages": MESSAGES, "speculative": {"num_steps": 99}}, 400, None, "this server drafts at most 3"),

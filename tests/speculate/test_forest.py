@@ -95,6 +95,7 @@ def test_ragged_trees_are_those_with_fixed_shapes() -> None:
         assert np.array_equal(trees.visible[start:stop, : stop - start], mask)
         assert not trees.visible[start:stop, stop - start :].any()
         assert trees.places[start:stop].tolist() == list(range(stop - start))
+        assert {(7, *own[own >= 0].tolist()) for own in trees.paths[start:stop]} == node_set(tokens, parents)
 
 
 @pytest.mark.parametrize("seed", range(20))

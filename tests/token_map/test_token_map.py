@@ -1,12 +1,17 @@
 import pytest
 import torch
 
-from eagle_rt.token_map.token_map import from_offsets, identity_map
+from eagle_rt.token_map.token_map import TokenMap, from_offsets, identity_map
 
 
 def test_offsets_add_to_their_own_number() -> None:
     token_map = from_offsets(torch.tensor([0, 0, 3, 3]), target_vocab_size=7)
     assert token_map.to_target(torch.tensor([[0, 2], [3, 1]])).tolist() == [[0, 5], [6, 1]]
+
+
+def test_back_to_draft_ids() -> None:
+    token_map = TokenMap(torch.tensor([7, 2, 11]))
+    assert token_map.to_draft(torch.tensor([[2, 11], [3, 99], [0, 7]])).tolist() == [[1, 2], [3, 3], [3, 0]]
 
 
 def test_identity() -> None:
