@@ -23,7 +23,7 @@ def pair() -> tuple[EngineConfig, LoadedModels, Path, list[list[int]]]:
 def test_speculation_changes_no_token(pair: tuple, tree: TreeShape) -> None:
     config, models, directory, prompts = pair
     num_compared, found = check(models, config, directory, prompts[:4], 40, [tree])
-    assert num_compared == 4 * (9 + 12)
+    assert num_compared == 4 * (9 + 16)
     assert all(difference.is_rounding for difference in found), found
     assert len(found) <= 2
 

@@ -22,16 +22,23 @@ from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
 from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.prepare import penalties_of
+from eagle_rt.engine.request import Request, SamplingParams
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.models.reading import read_texts
 from eagle_rt.speculate.costs import StepCosts
+from eagle_rt.speculate.penalties import penalized
 from eagle_rt.speculate.sampler import filter_tokens
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 NEAR_TIE = 1e-4
 TREES = [TreeShape(1, 1, 2), TreeShape(3, 1, 4), TreeShape(5, 4, 16), TreeShape(5, 8, 32), TreeShape(8, 10, 60)]
-FILTERS: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.05}]
+SETTINGS: list[dict[str, Any]] = [
+    {"top_p": 0.9},
+    {"top_k": 50},
+    {"min_p": 0.05},
+    {"frequency_penalty": 0.2, "presence_penalty": 0.2, "repetition_penalty": 1.05},
+]
 
 Text = list[int]
 
@@ -123,7 +130,12 @@ def transformers_greedy(
     texts = []
     for prompt in tqdm(prompts, desc="transformers", unit="prompt", leave=False):
         tokens: Any = model.generate(  # pyright: ignore[reportCallIssue]
-            torch.tensor([prompt]), max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=eos, pad_token_id=eos[0]
+            torch.tensor([prompt]),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            repetition_penalty=1.0,  # which the checkpoint may want
+            eos_token_id=eos,
+            pad_token_id=eos[0],
         )
         texts.append(tokens[0, len(prompt) :].tolist())
     return texts
@@ -134,6 +146,9 @@ def gap_at(model: PreTrainedModel, prompt: Text, reference: Text, position: int,
     """How far apart the two best tokens are after reference[:position], by transformers' own logits."""
     text = prompt + reference[:position]
     logits: Tensor = model(torch.tensor([text])).logits[0, -1:].float()
+    request = Request("", prompt, params, seed=0)
+    request.tokens += reference[:position]
+    logits = penalized(logits, penalties_of([request], "cpu"), torch.tensor([0]))
     if params.temperature > 0:
         scaled = filter_tokens(
             logits / params.temperature,
@@ -177,15 +192,15 @@ def check(
         num_compared += len(texts)
 
     for temperature in (0.6, 1.0):
-        for filters in FILTERS:
+        for setting in SETTINGS:
             params = [
-                SamplingParams(temperature=temperature, seed=1000 + index, max_new_tokens=max_new_tokens, **filters)
+                SamplingParams(temperature=temperature, seed=1000 + index, max_new_tokens=max_new_tokens, **setting)
                 for index in range(len(prompts))
             ]
             plain = Variant(NO_SPECULATION, 16, True, 512)
             references = generate(models, config, plain, prompts, params)
             others = [replace(plain, tree=tree) for tree in trees] + [replace(plain, tree=trees[-1], is_adaptive=True)]
-            for variant in tqdm(others, desc=f"temperature {temperature}, {filters}", unit="tree"):
+            for variant in tqdm(others, desc=f"temperature {temperature}, {setting}", unit="tree"):
                 texts = generate(models, config, variant, prompts, params, costs)
                 found += differences(model, variant, prompts, params, references, texts)
                 num_compared += len(texts)
