@@ -245,8 +245,9 @@ def test_native_errors(server: Server) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_hanging_up_aborts_the_request(server: Server, stream: bool) -> None:
+    """Several replies, so that some are still being written then, however fast the machine is."""
     aborted = server.metric("requests_aborted_total")
-    body = {"messages": MESSAGES, "max_tokens": 480, "ignore_eos": True, "stream": stream}
+    body = {"messages": MESSAGES, "max_tokens": 480, "ignore_eos": True, "stream": stream, "n": 16}
     try:
         response = requests.post(f"{server.url}/v1/chat/completions", json=body, stream=True, timeout=(5, 0.3))
         next(response.iter_content(1))
@@ -254,9 +255,11 @@ def test_hanging_up_aborts_the_request(server: Server, stream: bool) -> None:
     except requests.ReadTimeout:
         assert not stream, "a stream sends its first event at once"
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and server.metric("requests_aborted_total") == aborted:
+    while time.monotonic() < deadline and (
+        server.metric("requests_aborted_total") == aborted or server.metric("requests_running") > 0
+    ):
         time.sleep(0.2)
-    assert server.metric("requests_aborted_total") == aborted + 1
+    assert aborted < server.metric("requests_aborted_total") <= aborted + 16
     assert server.metric("requests_running") == server.metric("requests_waiting") == 0
 
 
