@@ -60,11 +60,13 @@ class Convention:
 @dataclass(frozen=True)
 class Measured:
     """acceptance: how often the head's favourite was the target's next token; z: by how many standard errors the mean
-    log-probability of the target's next token is above the configured convention's."""
+    log-probability of the target's next token is above the configured convention's; blind: as in `FitResult`, of one that is
+    clearly better."""
 
     convention: Convention
     acceptance: float
     z: float = 0.0
+    blind: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -82,17 +84,19 @@ class FitResult:
     @property
     def is_blind(self) -> bool:
         """The head makes nothing of this target's hidden states."""
-        return not self._sees(self.acceptance)
+        return not sees(self.acceptance, self.blind)
 
     @property
     def better(self) -> Measured | None:
         """A convention that fits clearly better than the configured one."""
         best = self.others[0] if self.others else None
-        is_better = best and best.z > SIGNIFICANT and best.acceptance >= self.acceptance and self._sees(best.acceptance)
-        return best if is_better else None
+        is_better = best and best.z > SIGNIFICANT and best.acceptance >= self.acceptance
+        return best if best and is_better and sees(best.acceptance, max(best.blind, self.blind)) else None
 
-    def _sees(self, acceptance: float) -> bool:
-        return acceptance >= max(0.1, BLIND_RATIO * self.blind)
+
+def sees(acceptance: float, blind: float) -> bool:
+    """Whether a head that is right so often makes something of the hidden states, without which it is `blind`."""
+    return acceptance >= max(0.1, BLIND_RATIO * blind)
 
 
 def layer_conventions(head: Head, num_layers: int) -> Iterator[Convention]:
@@ -204,6 +208,9 @@ class FitProbe:
             log_probs.append(torch.where(is_label, logits.log_softmax(dim=-1), 0.0).sum(dim=-1))
         return torch.cat(hits), torch.cat(log_probs)
 
+    def _blind_acceptance(self, head: Head) -> float:
+        return float(self.guesses(head, blind=True)[0].float().mean())
+
     def measure(self, head: Head, conventions: list[Convention]) -> FitResult:
         """The head as it is, and under other conventions."""
         variants = [head.with_spec(**convention.changes) for convention in conventions]
@@ -214,11 +221,12 @@ class FitProbe:
             other_hits, other_log_probs = self.guesses(variant)
             gain = other_log_probs - log_probs
             z = float(gain.mean() / (gain.std() / math.sqrt(len(gain)))) if gain.any() else 0.0
-            others.append(Measured(convention, float(other_hits.float().mean()), z))
+            blind = self._blind_acceptance(variant) if z > SIGNIFICANT else 0.0
+            others.append(Measured(convention, float(other_hits.float().mean()), z, blind))
         return FitResult(
             num_positions=len(hits),
             acceptance=float(hits.float().mean()),
-            blind=float(self.guesses(head, blind=True)[0].float().mean()),
+            blind=self._blind_acceptance(head),
             coverage=float(torch.isin(self.labels, head.token_map.target_ids).float().mean()),
             others=tuple(sorted(others, key=lambda measured: -measured.z)),
         )
