@@ -148,7 +148,7 @@ def gap_at(model: PreTrainedModel, prompt: Text, reference: Text, position: int,
     logits: Tensor = model(torch.tensor([text])).logits[0, -1:].float()
     request = Request("", prompt, params, seed=0)
     request.tokens += reference[:position]
-    logits = penalized(logits, penalties_of([request], "cpu"), torch.tensor([0]))
+    logits = penalized(logits, penalties_of([request], "cpu"))
     if params.temperature > 0:
         scaled = filter_tokens(
             logits / params.temperature,

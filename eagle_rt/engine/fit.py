@@ -89,9 +89,11 @@ class FitResult:
     @property
     def better(self) -> Measured | None:
         """A convention that fits clearly better than the configured one."""
-        best = self.others[0] if self.others else None
-        is_better = best and best.z > SIGNIFICANT and best.acceptance >= self.acceptance
-        return best if best and is_better and sees(best.acceptance, max(best.blind, self.blind)) else None
+        if not self.others:
+            return None
+        best = self.others[0]
+        is_better = best.z > SIGNIFICANT and best.acceptance >= self.acceptance
+        return best if is_better and sees(best.acceptance, max(best.blind, self.blind)) else None
 
 
 def sees(acceptance: float, blind: float) -> bool:

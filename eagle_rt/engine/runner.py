@@ -201,7 +201,7 @@ class Runner:
         sampling = sampling_batch([chunk.request for chunk in ending], self._device)
         logits = self.stepper.target.logits(hidden[end_rows])
         if sampling.penalties:
-            logits = penalized(logits, sampling.penalties, torch.arange(len(ending), device=self._device))
+            logits = penalized(logits, sampling.penalties)
         return self.stepper.operations.choose(logits[:, None], positions, sampling)[:, 0]
 
 

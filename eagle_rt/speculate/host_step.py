@@ -99,7 +99,7 @@ def plain_step(
     output = target.forward(batch, pool, backend, feature_layers)
     logits = target.logits(output.hidden)
     if sampling.penalties:
-        logits = penalized(logits, sampling.penalties, torch.arange(len(sequences), device=logits.device))
+        logits = penalized(logits, sampling.penalties)
     choice = target_choice(logits[:, None], batch.positions[:, None], sampling)
     return choice[:, 0].tolist(), output.features
 

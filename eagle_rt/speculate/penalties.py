@@ -31,9 +31,13 @@ class Penalties:
 
 
 def penalized(
-    logits: Tensor, penalties: Penalties, owners: Tensor, paths: Tensor | None = None, token_map: TokenMap | None = None
+    logits: Tensor,
+    penalties: Penalties,
+    owners: Tensor | None = None,
+    paths: Tensor | None = None,
+    token_map: TokenMap | None = None,
 ) -> Tensor:
-    """[T, V] float32 from the logits [T, V] after nodes of the sequences `owners` [T].
+    """[T, V] float32 from the logits [T, V] after nodes of the sequences `owners` [T]; None: one of each.
 
     paths: [T, D] the tokens that follow each node's text on the way to it, itself included, -1 where there are fewer; they count as
     said. token_map: of logits over a draft vocabulary.
@@ -42,7 +46,7 @@ def penalized(
     2019, section 4.1); then `frequency` times its count and, if that is not 0, `presence` are taken off (OpenAI's API); and last
     its bias is added. Counts are whole numbers, so that the same text gives the same logits whatever of it is a path.
     """
-    own = penalties.rows(owners)
+    own = penalties if owners is None else penalties.rows(owners)
     paths = own.ids[:, :0] if paths is None else paths
     # Tokens of paths that are in no row of `ids` come after those that are; those that are say the same twice.
     more = torch.where(paths >= 0, paths, own.ids[:, :1])

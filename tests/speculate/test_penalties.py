@@ -131,13 +131,18 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("tree", [(1, 1, 2), (3, 1, 4), (5, 4, 16), (8, 10, 60)], ids=str)
-@pytest.mark.parametrize("options", [{}, {"max_total_tokens": 192, "context_length": 96}], ids=["roomy", "preempted"])
-def test_text_does_not_depend_on_the_tree(target_dir: Path, head_dir: Path, tree: Tree, options: dict) -> None:
+@pytest.mark.parametrize(("tree", "small_pool"), [((1, 1, 2), 80), ((3, 1, 4), 80), ((5, 4, 16), 80), ((8, 10, 60), 192)], ids=str)
+@pytest.mark.parametrize("is_preempted", [False, True])
+def test_text_does_not_depend_on_the_tree(
+    target_dir: Path, head_dir: Path, tree: Tree, small_pool: int, is_preempted: bool
+) -> None:
     """Nor those of others on penalties."""
+    options = {"max_total_tokens": small_pool, "context_length": 48, "page_size": 4} if is_preempted else {}
     prompts = random_prompts(len(MIXED), seed=3, longest=20)
     expected = [run(make_core(target_dir), [prompt], setting)[0] for prompt, setting in zip(prompts, MIXED, strict=True)]
-    assert run(make_core(target_dir, head_dir, tree, **options), prompts, MIXED) == expected
+    core = make_core(target_dir, head_dir, tree, **options)
+    assert run(core, prompts, MIXED) == expected
+    assert (core.scheduler.num_preemptions > 0) == is_preempted
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
