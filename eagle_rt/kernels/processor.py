@@ -19,7 +19,7 @@ def processor_name() -> str:
 
 @cache
 def is_intel() -> bool:
-    """For which MKL is made, by which torch multiplies plain float32 matrices."""
+    """Whose processors do some things at another speed than others'."""
     return "Intel" in processor_name()
 
 

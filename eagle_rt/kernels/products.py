@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 
 from eagle_rt.kernels.packed_linear import NO_TILES, OpaqueProduct, PackedProduct, RowTiles, can_pack, packed_tiles
-from eagle_rt.kernels.processor import has_amx, is_intel
-
-# On Intel's processors float32 products of smaller weights are faster from the plain weight (two cores of a Xeon).
-MIN_PACKED_FLOAT32_SIZE = 2**19
+from eagle_rt.kernels.processor import has_amx
 
 
 def has_own_kernels(weight: Tensor) -> bool:
@@ -21,19 +18,18 @@ def has_own_kernels(weight: Tensor) -> bool:
 
 
 def takes_own_kernel(weight: Tensor) -> bool:
-    """Whether our kernel multiplies with this weight here: faster than oneDNN for any number of rows in half precision without AMX,
-    and than MKL in float32 where the processor is not Intel's (two cores of an EPYC). Elsewhere it has not been measured."""
-    return has_own_kernels(weight) and not (has_amx() if weight.dtype == torch.bfloat16 else is_intel())
+    """Whether our kernel multiplies with this weight here: faster than oneDNN's products of few rows, but perhaps not in half
+    precision with AMX, where it has not been measured (two cores each of an EPYC, and of a Xeon without AMX)."""
+    return has_own_kernels(weight) and not (weight.dtype == torch.bfloat16 and has_amx())
 
 
 def product_with(weight: Tensor, bias: Tensor | None) -> OpaqueProduct | None:
-    """x W^T + b for W [out, in] from a weight laid out for it; None where torch's own is as fast."""
+    """x W^T + b for W [out, in] from a weight laid out for it; None where there is none but torch's own."""
     if takes_own_kernel(weight):
         from eagle_rt.kernels.panel_product import RowProduct  # not everywhere is numba installed
 
         return RowProduct(weight, bias)
-    is_small = weight.dtype == torch.float32 and is_intel() and weight.numel() < MIN_PACKED_FLOAT32_SIZE
-    return PackedProduct(weight, bias) if can_pack(weight) and not is_small else None
+    return PackedProduct(weight, bias) if can_pack(weight) else None
 
 
 def int8_product_with(weight: Tensor, bias: Tensor | None) -> OpaqueProduct:

@@ -10,7 +10,6 @@ from torch import Tensor
 from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
-from eagle_rt.kernels.processor import is_intel
 from eagle_rt.kernels.products import int8_product_with, product_with
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
@@ -20,33 +19,26 @@ from eagle_rt.models.rope import Rope
 from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
 
-# On Intel's processors float32 products of one row, and of more than so many, are faster from the plain weight (two cores of a
-# Xeon); on others products with a weight that is laid out for them are faster for all.
-MAX_PACKED_FLOAT32_ROWS = 16
-
 
 class Linear:
     """y = x W^T + b for x [R, in], given W [out, in].
 
-    On a GPU the weight stays as it is. On a CPU it is laid out for products: only so, or a second time where one row and many are
-    faster from the plain W^T. in_int8: only so, and rounded to eight bits.
+    Where there are products with a weight that is laid out for them it is held only so; in_int8: rounded to eight bits.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, in_int8: bool = False) -> None:
         self.bias = bias
         self.product = int8_product_with(weight, bias) if in_int8 else product_with(weight, bias)
         self._transposed = None
-        if in_int8:
-            return
-        if self.product is None or (weight.dtype == torch.float32 and is_intel()):
+        if not self.product:
             self._transposed = weight.t() if weight.is_cuda else weight.t().contiguous()
 
     @property
     def weight(self) -> Tensor:
         """W [out, in]; a copy where only the one for products is held."""
-        if self._transposed is None:
-            assert self.product
+        if self.product:
             return self.product.unpacked()
+        assert self._transposed is not None
         return self._transposed.t()
 
     def rows(self, kept: Tensor) -> "Linear":
@@ -58,7 +50,7 @@ class Linear:
         return Linear(self.weight, self.bias, in_int8=True)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.product and (self._transposed is None or 1 < x.shape[0] <= MAX_PACKED_FLOAT32_ROWS):
+        if self.product:
             return self.product(x)
         assert self._transposed is not None
         return x @ self._transposed if self.bias is None else torch.addmm(self.bias, x, self._transposed)

@@ -12,11 +12,10 @@ from torch.nn import functional
 
 from eagle_rt.kernels.cpu import drop_stale_code
 from eagle_rt.kernels.cpu import int8_product as int8_product_module
-from eagle_rt.kernels.cpu import product as product_module
 from eagle_rt.kernels.cpu.add_rms_norm import add_rms_norm
 from eagle_rt.kernels.cpu.cos_sin import cos_sin
 from eagle_rt.kernels.cpu.int8_product import MOST_ROWS as INT8_MOST_ROWS
-from eagle_rt.kernels.cpu.product import MOST_ROWS, PANEL, product
+from eagle_rt.kernels.cpu.product import HAS_FAST_PAIRS, MOST_ROWS, PANEL, RowWeights, multiply_tile, turn_tile
 from eagle_rt.kernels.cpu.rotate_and_write import rotate_and_write
 from eagle_rt.kernels.cpu.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.cpu.top_children import top_children
@@ -132,13 +131,25 @@ def test_products_without_instructions_for_bytes(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(outputs, own(x[:, :66]))
 
 
-def test_products_without_instructions_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are widened where the processor does not multiply them."""
-    monkeypatch.setattr(product_module, "HAS_BFLOAT16_DOT", False)
-    x, weight, bias = random_product(torch.bfloat16, (7, PANEL, 66))
-    own, outputs = RowProduct(weight, bias), torch.empty(7, PANEL, dtype=torch.bfloat16)
-    njit(product.py_func)(words_of(array_of(x)), own.weights.words, own.weights.bias, array_of(outputs))
-    torch.testing.assert_close(outputs, own(x), rtol=0.01, atol=0.01)
+@njit
+def multiply_as(x: np.ndarray, columns: np.ndarray, weights: RowWeights, outputs: np.ndarray) -> None:
+    turn_tile(x, 0, len(x), columns)
+    for panel in range(len(weights.words)):
+        multiply_tile(columns, 0, len(x), weights.words, panel, weights.bias, outputs)
+
+
+@pytest.mark.parametrize("columns_dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("num_rows", [1, 7])
+def test_pairs_of_bfloat16_at_once_and_one_by_one(num_rows: int, columns_dtype: type[np.integer]) -> None:
+    """By whichever instructions are faster here, or are there at all: both add the same products."""
+    if columns_dtype is np.int32 and not torch.cpu._is_avx512_bf16_supported():
+        pytest.skip("no instructions for pairs of bfloat16")
+    x, weight, bias = random_product(torch.bfloat16, (num_rows, 2 * PANEL, 66))
+    own, outputs = RowProduct(weight, bias), torch.empty(num_rows, 2 * PANEL, dtype=torch.bfloat16)
+    words = words_of(array_of(x))
+    multiply_as(words, np.empty(words.size, dtype=columns_dtype), own.weights, array_of(outputs))
+    is_own = columns_dtype is (np.int32 if HAS_FAST_PAIRS else np.int64)
+    assert torch.equal(outputs, own(x)) or not is_own
     torch.testing.assert_close(outputs.double(), x.double() @ weight.double().T + bias, **TOLERANCES[torch.bfloat16])
 
 

@@ -13,21 +13,24 @@ from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
 from numba import njit, prange
 from numba.core import cgutils, types
+from numba.extending import overload
 from numpy.typing import NDArray
 
 from eagle_rt.kernels.cpu.vectors import operation
+from eagle_rt.kernels.processor import is_intel
 
 # Outputs that lie side by side: two vectors of float32 in AVX-512.
 LANES, NUM_VECTORS = 16, 2
 PANEL = LANES * NUM_VECTORS
 # Rows whose sums are in registers at a time; and how many tiles of them are turned by all threads.
 MOST_ROWS, MANY_TILES = 12, 4
-# Tiles of so many rows have the weight fetched so many bytes ahead: there computing takes so long that the processor no longer
-# looks far enough ahead by itself, which cost a fifth of the speed; with fewer rows it does, and being told takes longer.
-FEWEST_ROWS_AHEAD, BYTES_AHEAD = 6, 8192
+# Tiles of so many rows have the weight fetched so many bytes ahead. An AMD's processor looks far enough ahead by itself until
+# computing takes long, which then cost a fifth of the speed, and being told sooner costs a tenth; Intel's never does.
+FEWEST_ROWS_AHEAD, BYTES_AHEAD = 1 if is_intel() else 6, 8192
 F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 SUMS, WORDS, HALVES = (ir.VectorType(element, LANES) for element in (F32, I32, I16))
-HAS_BFLOAT16_DOT = bool(get_host_cpu_features().get("avx512bf16"))
+# Intel's processors take twice as long to multiply pairs of bfloat16 at once as to multiply both of them as float32.
+HAS_FAST_PAIRS = bool(get_host_cpu_features().get("avx512bf16")) and not is_intel()
 
 
 class RowWeights(NamedTuple):
@@ -68,18 +71,21 @@ def widened(builder: Any, words: Any) -> tuple[Any, Any]:
     return builder.bitcast(first, SUMS), builder.bitcast(second, SUMS)
 
 
+def parts_of(builder: Any, words: list[Any], number: Any) -> list[list[Any]]:
+    """Vectors of a weight's words as what is multiplied with the numbers of x that belong to a word, one after the other: with one
+    number that is like the word the word, with two float32 the two bfloat16 in it."""
+    if words[0].type.element == number:
+        return [words]
+    return [list(part) for part in zip(*(widened(builder, vector) for vector in words), strict=True)]
+
+
 def add_products(builder: Any, sums: Any, weights: Any, x: Any) -> Any:
     """sums + weights * x, of words that are pairs of bfloat16 both products."""
-    fused = f"llvm.fma.v{LANES}f32"
     if weights.type.element == F32:
-        return call(builder, fused, SUMS, weights, x, sums)
-    if HAS_BFLOAT16_DOT:
-        pairs = ir.VectorType(BFloat16(), 2 * LANES)
-        words = [builder.bitcast(value, pairs) for value in (weights, x)]
-        return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUMS, sums, *words)
-    for own, other in zip(widened(builder, weights), widened(builder, x), strict=True):
-        sums = call(builder, fused, SUMS, own, other, sums)
-    return sums
+        return call(builder, f"llvm.fma.v{LANES}f32", SUMS, weights, x, sums)
+    pairs = ir.VectorType(BFloat16(), 2 * LANES)
+    words = [builder.bitcast(value, pairs) for value in (weights, x)]
+    return call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUMS, sums, *words)
 
 
 def rounded(builder: Any, sums: Any) -> Any:
@@ -108,8 +114,8 @@ def fetch_ahead(builder: Any, places: list[Any]) -> None:
 
 
 def build_tile(builder: Any, size: Any, x: Any, weight: Any, starts: list[Any], add: Callable[..., Any]) -> list[Any]:
-    """The sums [num_rows * NUM_VECTORS] of a tile: `starts`, as many, and, for each k of `size`, x [size, num_rows] times
-    weight [size, PANEL], which `add` adds, see `add_products`. Leaves the builder where they are known."""
+    """The sums [num_rows * NUM_VECTORS] of a tile: `starts`, as many, and, for each k of `size`, x [size, num_rows, parts] times
+    weight [size, PANEL], whose words `add` multiplies in as many parts, see `parts_of`. Leaves the builder where they are known."""
     num_rows = len(starts) // NUM_VECTORS
     before = builder.block
     loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
@@ -120,17 +126,18 @@ def build_tile(builder: Any, size: Any, x: Any, weight: Any, starts: list[Any], 
     sums = [builder.phi(start.type) for start in starts]
     for total, start in zip(sums, starts, strict=True):
         total.add_incoming(start, before)
-    vector = ir.VectorType(x.type.pointee, LANES)
-    places = vectors_at(builder, weight, builder.mul(k, I64(PANEL)), vector)
+    places = vectors_at(builder, weight, builder.mul(k, I64(PANEL)), ir.VectorType(weight.type.pointee, LANES))
     if num_rows >= FEWEST_ROWS_AHEAD:
         fetch_ahead(builder, places)
-    columns = [builder.load(place, align=4) for place in places]
+    parts = parts_of(builder, [builder.load(place, align=4) for place in places], x.type.pointee)
     results = []
     for row in range(num_rows):
-        place = builder.gep(x, [builder.add(builder.mul(k, I64(num_rows)), I64(row))])
-        number = spread(builder, builder.load(place, align=4), vector)
         own = sums[row * NUM_VECTORS : (row + 1) * NUM_VECTORS]
-        results += [add(builder, total, column, number) for total, column in zip(own, columns, strict=True)]
+        for part, columns in enumerate(parts):
+            index = builder.add(builder.mul(k, I64(num_rows * len(parts))), I64(row * len(parts) + part))
+            number = spread(builder, builder.load(builder.gep(x, [index]), align=4), columns[0].type)
+            own = [add(builder, total, column, number) for total, column in zip(own, columns, strict=True)]
+        results += own
     following = builder.add(k, I64(1))
     k.add_incoming(following, loop)
     for total, result in zip(sums, results, strict=True):
@@ -165,7 +172,7 @@ def store_sums(builder: Any, sums: list[Any], outputs: Any, index: Any) -> None:
 def multiply_tile(_: Any, x: Any, first: Any, num_rows: Any, weight: Any, panel: Any, bias: Any, outputs: Any) -> Any:
     """Fills a panel of outputs [T, N] for num_rows of the rows, `first` and those after it, 1 to MOST_ROWS.
 
-    x: [T * K] float32, or int32 of two bfloat16; those rows as [K, num_rows]. weight: [N / PANEL, K, PANEL]; bias: [N].
+    x: [T * K] of `turn_tile`; those rows as [K, num_rows]. weight: [N / PANEL, K, PANEL]; bias: [N].
     """
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -177,6 +184,8 @@ def multiply_tile(_: Any, x: Any, first: Any, num_rows: Any, weight: Any, panel:
         width = cgutils.unpack_tuple(builder, outputs_array.shape, 2)[1]
         column = builder.mul(panel, I64(PANEL))
         x_data = builder.gep(x_array.data, [builder.mul(first, size)])
+        if x.dtype == types.int64:  # two float32
+            x_data = builder.bitcast(x_data, F32.as_pointer())
         weight_data = builder.gep(weight_array.data, [builder.mul(column, size)])
         starts = [builder.load(place, align=4) for place in vectors_at(builder, bias_array.data, column, SUMS)]
         for count in cases_of(builder, num_rows, MOST_ROWS):
@@ -189,6 +198,19 @@ def multiply_tile(_: Any, x: Any, first: Any, num_rows: Any, weight: Any, panel:
     return types.void(x, types.intp, types.intp, weight, types.intp, bias, outputs), build
 
 
+@operation
+def turned(_: Any, word: Any, columns: Any) -> Any:
+    """A word of x as columns hold it: as it is, or two bfloat16 as two float32 in one int64."""
+
+    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        if columns.dtype == word:
+            return values[0]
+        first, second = builder.shl(values[0], I32(16)), builder.and_(values[0], I32(0xFFFF0000))
+        return builder.or_(builder.zext(first, I64), builder.shl(builder.zext(second, I64), I64(32)))
+
+    return columns.dtype(word, columns), build
+
+
 @njit(cache=True)
 def turn_tile(x: np.ndarray, first: int, last: int, columns: np.ndarray) -> None:
     """Fills what is theirs of columns [T * K] with the rows from first to last of x [T, K], as [K, last - first]."""
@@ -196,8 +218,20 @@ def turn_tile(x: np.ndarray, first: int, last: int, columns: np.ndarray) -> None
     for row in range(num_rows):
         place = first * size + row
         for k in range(size):
-            columns[place] = x[first + row, k]
+            columns[place] = turned(x[first + row, k], columns)
             place += num_rows
+
+
+def columns_for(x: np.ndarray) -> np.ndarray:
+    """What `turn_tile` fills for x [T, K]; as it is, a single row lies there already."""
+    raise NotImplementedError("only in compiled functions")
+
+
+@overload(columns_for)
+def _compiled_columns_for(x):  # numba wants the parameters of what it returns, and no annotations
+    if x.dtype == types.int32 and not HAS_FAST_PAIRS:
+        return lambda x: np.empty(x.size, dtype=np.int64)
+    return lambda x: x.reshape(-1) if len(x) == 1 else np.empty(x.size, dtype=x.dtype)
 
 
 @njit(cache=True, parallel=True)
@@ -208,9 +242,8 @@ def product(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, outputs: np.nda
     """
     num_rows = len(x)
     num_tiles = (num_rows + MOST_ROWS - 1) // MOST_ROWS
-    columns = x.reshape(-1)
-    if num_rows > 1:
-        columns = np.empty(x.size, dtype=x.dtype)
+    columns = columns_for(x)
+    if num_rows > 1 or columns.itemsize > x.itemsize:
         if num_tiles < MANY_TILES:
             for tile in range(num_tiles):
                 turn_tile(x, num_rows * tile // num_tiles, num_rows * (tile + 1) // num_tiles, columns)
