@@ -27,7 +27,6 @@ from eagle_rt.engine.request import Request, SamplingParams
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.models.reading import read_texts
 from eagle_rt.speculate.costs import StepCosts
-from eagle_rt.speculate.penalties import penalized
 from eagle_rt.speculate.sampler import filter_tokens
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
@@ -148,7 +147,7 @@ def gap_at(model: PreTrainedModel, prompt: Text, reference: Text, position: int,
     logits: Tensor = model(torch.tensor([text])).logits[0, -1:].float()
     request = Request("", prompt, params, seed=0)
     request.tokens += reference[:position]
-    logits = penalized(logits, penalties_of([request], "cpu"))
+    logits = penalties_of([request], "cpu").applied_to(logits)
     if params.temperature > 0:
         scaled = filter_tokens(
             logits / params.temperature,

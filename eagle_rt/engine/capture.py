@@ -12,6 +12,8 @@ from eagle_rt.tree_shape import TreeShape
 
 DEFAULT_MAX_BATCH = 8
 ATTENTION_PARTS_BYTES = 256 * 2**20
+# What `PenaltyTables` hold of a token, and how many float32 of every logit are in memory at a time while they change it.
+TABLES_BYTES, PENALIZED_FLOATS = 9, 3
 
 
 def graph_batch_sizes(config: EngineConfig) -> list[int]:
@@ -32,15 +34,16 @@ def captures_steps(config: EngineConfig) -> bool:
 
 
 def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dtype: torch.dtype) -> int:
-    """About what the captured steps will take, so that the cache leaves it: the largest batch's logits, the attention's parts and a
-    layer's activations, in which the smaller batches then live too."""
+    """About what the captured steps will take, so that the cache leaves it: the largest batch's logits, what penalties make of
+    them, the attention's parts and a layer's activations, in which the smaller batches then live too."""
     if not captures_steps(config):
         return 0
     shape = spec.shape
-    num_rows = max(graph_batch_sizes(config)) * max(tree_shape.num_draft_tokens, tree_shape.top_k)
-    logits = 2 * spec.vocab_size * (dtype.itemsize + 4)
+    batch_size = max(graph_batch_sizes(config))
+    num_rows = batch_size * max(tree_shape.num_draft_tokens, tree_shape.top_k)
+    logits = spec.vocab_size * (2 * (dtype.itemsize + 4) + 4 * PENALIZED_FLOATS)
     layer = (8 * shape.hidden_size + 4 * shape.intermediate_size + 4 * shape.num_heads * shape.head_dim) * dtype.itemsize
-    return num_rows * (logits + layer) + ATTENTION_PARTS_BYTES
+    return num_rows * (logits + layer) + batch_size * spec.vocab_size * TABLES_BYTES + ATTENTION_PARTS_BYTES
 
 
 def capture_steps(core: EngineCore, config: EngineConfig) -> list[str]:

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle_rt.engine.prepare import penalties_of
 from eagle_rt.engine.request import Request
+from eagle_rt.speculate.penalty_tables import PenaltyTables, penalty_tables
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.speculate.sequences import DecodeSequences, DeviceCache
 from eagle_rt.speculate.step import Stepper
@@ -78,8 +80,8 @@ class StepInputs:
     the last but one has been read.
     """
 
-    def __init__(self, batch_size: int, limits: GraphLimits, device: str) -> None:
-        self._limits = limits
+    def __init__(self, batch_size: int, limits: GraphLimits, device: str, penalties: PenaltyTables | None) -> None:
+        self._limits, self._penalties, self._device = limits, penalties, device
         self._sides = [HostInputs(batch_size, limits, is_pinned=device == "cuda") for _ in range(2)]
         host = self._sides[0]
         self._integers, self._floats, self._pages = host.integers.to(device), host.floats.to(device), host.pages.to(device)
@@ -91,6 +93,8 @@ class StepInputs:
         host.write(requests)
         self._integers.copy_(host.integers, non_blocking=True)
         self._floats.copy_(host.floats, non_blocking=True)
+        if self._penalties:
+            self._penalties.fill(penalties_of(list(requests), self._device) if requests else None)
         self.fill_pages(requests)
 
     def fill_pages(self, requests: tuple[Request, ...]) -> None:
@@ -108,7 +112,8 @@ class StepInputs:
         scratch_rows = num_cached[:, None] + torch.arange(self._limits.num_scratch, device=num_cached.device)
         scratch_slots = pages.gather(1, scratch_rows // page_size).long() * page_size + scratch_rows % page_size
         every = torch.arange(len(root_tokens), device=root_tokens.device)
-        sampling = SamplingBatch(temperature, top_k, top_p, min_p, seeds, sampled=every, has_filters=True)
+        settings = temperature, top_k, top_p, min_p, seeds
+        sampling = SamplingBatch(*settings, sampled=every, has_filters=True, penalties=self._penalties)
         cache = DeviceCache(num_cached.int(), pages, page_size)
         return DecodeSequences(root_tokens, num_cached, cache, scratch_slots, state_rows, sampling)
 
@@ -119,14 +124,21 @@ class StepInputs:
         is_real = state_rows != self._limits.padding_state
         root_tokens.copy_(torch.where(is_real, last_tokens, root_tokens))
         num_cached.add_(acceptance.num_emitted * is_real)
+        if self._penalties:
+            steps = torch.arange(acceptance.tokens.shape[1], device=root_tokens.device)
+            is_said = (steps < acceptance.num_emitted[:, None]) & is_real[:, None]
+            self._penalties.count(acceptance.tokens, is_said)
 
 
 class StepGraph:
-    """A step of up to `batch_size` requests. On a CPU, which has no graphs, it is the same callable run eagerly."""
+    """A step of up to `batch_size` requests, with penalties if it has tables for them. On a CPU, which has no graphs, it is the
+    same callable run eagerly."""
 
-    def __init__(self, stepper: Stepper, batch_size: int, limits: GraphLimits, device: str, memory: Any) -> None:
+    def __init__(
+        self, stepper: Stepper, batch_size: int, limits: GraphLimits, device: str, penalties: PenaltyTables | None, memory: Any
+    ) -> None:
         self._stepper = stepper
-        self._inputs = StepInputs(batch_size, limits, device)
+        self._inputs = StepInputs(batch_size, limits, device, penalties)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._output = self._step()
         self._hosts = [torch.empty_like(self._output, device="cpu", pin_memory=device == "cuda") for _ in range(2)]
@@ -174,24 +186,23 @@ class StepGraph:
 
 
 class StepGraphs:
-    """Captured steps for a few batch sizes; a batch runs in the smallest that holds it."""
+    """Captured steps for a few batch sizes, with penalties and without; a batch runs in the smallest that holds it."""
 
     def __init__(self, stepper: Stepper, batch_sizes: list[int], limits: GraphLimits, device: str) -> None:
-        self._graphs: dict[int, StepGraph] = {}
+        self.batch_sizes = sorted(batch_sizes)
+        self._graphs: dict[tuple[int, bool], StepGraph] = {}
         memory = None
         with torch.inference_mode():
+            tables = penalty_tables(self.batch_sizes[-1], stepper.target.spec.vocab_size, device)
             # The largest first: the others then live in its memory.
-            for batch_size in sorted(batch_sizes, reverse=True):
-                graph = StepGraph(stepper, batch_size, limits, device, memory)
-                self._graphs[batch_size], memory = graph, graph.memory
+            for batch_size in reversed(self.batch_sizes):
+                for penalties in (tables.first(batch_size), None):
+                    graph = StepGraph(stepper, batch_size, limits, device, penalties, memory)
+                    self._graphs[batch_size, penalties is not None], memory = graph, graph.memory
 
-    @property
-    def batch_sizes(self) -> list[int]:
-        return sorted(self._graphs)
-
-    def find(self, batch_size: int) -> StepGraph | None:
+    def find(self, batch_size: int, *, has_penalties: bool = False) -> StepGraph | None:
         """None where the batch is larger than all of them."""
-        return next((self._graphs[size] for size in self.batch_sizes if size >= batch_size), None)
+        return next((self._graphs[size, has_penalties] for size in self.batch_sizes if size >= batch_size), None)
 
 
 def default_batch_sizes(largest: int) -> list[int]:

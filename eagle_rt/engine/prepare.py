@@ -10,7 +10,7 @@ from torch import Tensor
 from eagle_rt.batch import Batch, HostRows, Slots, slots_at
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk
-from eagle_rt.speculate.penalties import Penalties
+from eagle_rt.speculate.penalties import Penalties, Strengths
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.speculate.sequences import DecodeSequences, HostCache, HostSequence
 
@@ -51,7 +51,7 @@ def penalties_of(requests: list[Request], device: str) -> Penalties:
     frequency = torch.tensor([setting.frequency_penalty for setting in settings], device=device)
     presence = torch.tensor([setting.presence_penalty for setting in settings], device=device)
     repetition = torch.tensor([setting.repetition_penalty for setting in settings], device=device)
-    return Penalties(column(0), column(1), column(2), column(3), frequency, presence, repetition)
+    return Penalties(column(0), column(1), column(2), column(3), Strengths(frequency, presence, repetition))
 
 
 def tokens_told_of(request: Request) -> tuple[NDArray, NDArray, NDArray, NDArray]:

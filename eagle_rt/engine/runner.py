@@ -13,7 +13,6 @@ from eagle_rt.engine.prepare import decode_sequences, host_sequences, prefill_ba
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk, StepPlan, StepResult
 from eagle_rt.speculate.host_step import HostOutcome, HostStepper, plain_step
-from eagle_rt.speculate.penalties import penalized
 from eagle_rt.speculate.step import Stepper
 from eagle_rt.tree_shape import TreeShape
 
@@ -105,10 +104,9 @@ class Runner:
         return result
 
     def _graph_for(self, requests: tuple[Request, ...]) -> StepGraph | None:
-        """None also where logits depend on what the texts say, of which captured steps know the last token alone."""
-        if not self.graphs or any(request.sampling.has_penalties for request in requests):
+        if not self.graphs:
             return None
-        return self.graphs.find(len(requests))
+        return self.graphs.find(len(requests), has_penalties=any(request.sampling.has_penalties for request in requests))
 
     def _result(self, prefilled: list[int], rows: list[list[int]]) -> StepResult:
         """rows: `StepOutcome.rows` on the host."""
@@ -201,7 +199,7 @@ class Runner:
         sampling = sampling_batch([chunk.request for chunk in ending], self._device)
         logits = self.stepper.target.logits(hidden[end_rows])
         if sampling.penalties:
-            logits = penalized(logits, sampling.penalties)
+            logits = sampling.penalties.applied_to(logits)
         return self.stepper.operations.choose(logits[:, None], positions, sampling)[:, 0]
 
 

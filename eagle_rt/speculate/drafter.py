@@ -8,7 +8,6 @@ from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.speculate.operations import DraftNoise, StepOperations
-from eagle_rt.speculate.penalties import penalized
 from eagle_rt.speculate.sequences import DecodeSequences
 from eagle_rt.tree.draft_tree import DraftTree
 from eagle_rt.tree.verify import Acceptance
@@ -94,7 +93,7 @@ class TreeDrafter:
         """[B, Q, W] after states [B, Q, H] of nodes that these tokens [B, Q, D] lead to."""
         logits = self.head.logits(states.flatten(0, 1))
         if penalties := sequences.sampling.penalties:
-            logits = penalized(logits, penalties, sequences.owners(states.shape[1]), paths.flatten(0, 1), self.head.token_map)
+            logits = penalties.applied_to(logits, sequences.owners(states.shape[1]), paths.flatten(0, 1), self.head.token_map)
         return logits.unflatten(0, states.shape[:2])
 
     def _noise(self, sequences: DecodeSequences, depth: int, num_nodes: int) -> DraftNoise | None:

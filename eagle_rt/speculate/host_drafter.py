@@ -18,7 +18,6 @@ from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Bools, Candidates, Ints, joined
 from eagle_rt.speculate.head_rows import HeadRowsBook
-from eagle_rt.speculate.penalties import penalized
 from eagle_rt.speculate.policy import DraftPlan, bounds_of
 from eagle_rt.speculate.sampler import SamplingBatch, coupled_logits
 from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
@@ -187,7 +186,7 @@ class HostDrafter:
         logits = self.head.logits(fed.states)
         if sampling.penalties:
             owner_rows, paths = self._tensor(owners), self._tensor(fed.paths)
-            logits = penalized(logits, sampling.penalties, owner_rows, paths, self.head.token_map)
+            logits = sampling.penalties.applied_to(logits, owner_rows, paths, self.head.token_map)
         if not self._couples or len(sampling.sampled) == 0:
             return logits
         rows = sampling.rows(self._tensor(owners))

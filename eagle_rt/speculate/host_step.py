@@ -20,7 +20,6 @@ from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Choose, Floats, Ints, PackedTrees, pack
 from eagle_rt.speculate.host_drafter import Draft, HostDrafter
-from eagle_rt.speculate.penalties import penalized
 from eagle_rt.speculate.policy import RESTING, DraftPlan, Rests, StepRecord, TreePolicy
 from eagle_rt.speculate.sampler import SamplingBatch, target_choice
 from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
@@ -99,7 +98,7 @@ def plain_step(
     output = target.forward(batch, pool, backend, feature_layers)
     logits = target.logits(output.hidden)
     if sampling.penalties:
-        logits = penalized(logits, sampling.penalties)
+        logits = sampling.penalties.applied_to(logits)
     choice = target_choice(logits[:, None], batch.positions[:, None], sampling)
     return choice[:, 0].tolist(), output.features
 
@@ -214,7 +213,7 @@ class HostStepper:
         output = self.target.forward(batch, self.pool, self._backend, self.feature_layers)
         logits = self.target.logits(output.hidden)
         if sampling.penalties:
-            logits = penalized(logits, sampling.penalties, self._tensor(trees.owners), self._tensor(trees.paths))
+            logits = sampling.penalties.applied_to(logits, self._tensor(trees.owners), self._tensor(trees.paths))
 
         if trees.is_plain or len(sampling.sampled) == 0 or logits.is_cuda:
             settings = sampling if trees.is_plain else sampling.rows(self._tensor(trees.owners))

@@ -8,6 +8,7 @@ from torch import Tensor
 from eagle_rt.kernels.contenders import can_leave_out, drawn_tokens, perturbed_contenders
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.speculate.penalties import Penalties
+from eagle_rt.speculate.penalty_tables import PenaltyTables
 
 # Guesses that are so far below the best are never made, in the logits' own unit.
 DRAFT_MARGIN = 8.0
@@ -28,7 +29,7 @@ class SamplingBatch:
     seeds: Tensor
     sampled: Tensor
     has_filters: bool
-    penalties: Penalties | None = None
+    penalties: Penalties | PenaltyTables | None = None
 
     def rows(self, owners: Tensor) -> "SamplingBatch":
         """The settings of T rows that belong to sequences `owners` [T]."""

@@ -11,7 +11,6 @@ from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.drafter import TreeDrafter
 from eagle_rt.speculate.operations import StepOperations
-from eagle_rt.speculate.penalties import penalized
 from eagle_rt.speculate.sequences import DecodeSequences
 from eagle_rt.speculate.simulate import simulated_walk
 from eagle_rt.tree.draft_tree import DraftTree, path_tokens, root_only
@@ -68,7 +67,8 @@ class Stepper:
         output = self.target.forward(batch, self.pool, self.backend, drafter.head.feature_layers if drafter else ())
         logits = self.target.logits(output.hidden)
         if penalties := sequences.sampling.penalties:
-            logits = penalized(logits, penalties, sequences.owners(tree.num_nodes), path_tokens(tree, self.max_depth).flatten(0, 1))
+            paths = path_tokens(tree, self.max_depth).flatten(0, 1)
+            logits = penalties.applied_to(logits, sequences.owners(tree.num_nodes), paths)
         logits = logits.view(*tree.tokens.shape, -1)
         mark("verify")
 

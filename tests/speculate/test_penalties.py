@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorL
 
 from eagle_rt.engine.prepare import penalties_of
 from eagle_rt.engine.request import Request, SamplingParams
-from eagle_rt.speculate.penalties import penalized
+from eagle_rt.speculate.penalty_tables import penalty_tables
 from eagle_rt.token_map.token_map import TokenMap
 
 VOCAB_SIZE = 12
-TOKENS = st.integers(0, VOCAB_SIZE - 1)
+TOKENS, DRAFT_IDS = st.integers(0, VOCAB_SIZE - 1), torch.tensor([7, 2, 11, 3, 0])
 PENALTIES = {"frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_penalty": 1.3}
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
 
@@ -61,10 +61,9 @@ def test_rows_are_changed_token_by_token(own: list[Request], paths: list[tuple[i
     rows = zip(logits.tolist(), owners, paths, strict=True)
     expected = torch.tensor([one_by_one(row, own[owner], path) for row, owner, (_, path) in rows])
     penalties = penalties_of(own, "cpu")
-    torch.testing.assert_close(penalized(logits, penalties, torch.tensor(owners), padded), expected)
-    draft_ids = torch.tensor([7, 2, 11, 3, 0])
-    drafted = penalized(logits[:, draft_ids], penalties, torch.tensor(owners), padded, TokenMap(draft_ids))
-    torch.testing.assert_close(drafted, expected[:, draft_ids])
+    torch.testing.assert_close(penalties.applied_to(logits, torch.tensor(owners), padded), expected)
+    drafted = penalties.applied_to(logits[:, DRAFT_IDS], torch.tensor(owners), padded, TokenMap(DRAFT_IDS))
+    torch.testing.assert_close(drafted, expected[:, DRAFT_IDS])
 
 
 @given(own=requests(), num_back=st.integers(0, 6))
@@ -74,9 +73,35 @@ def test_it_is_the_same_whatever_of_a_text_is_a_path(own: Request, num_back: int
     num_path = min(num_back, own.num_output_tokens)
     shorter.tokens = own.tokens[: len(own.tokens) - num_path]
     logits, owner = torch.randn(1, VOCAB_SIZE), torch.tensor([0])
-    whole = penalized(logits, penalties_of([own], "cpu"), owner)
+    whole = penalties_of([own], "cpu").applied_to(logits, owner)
     path = torch.tensor([own.tokens[len(own.tokens) - num_path :]], dtype=torch.int64).reshape(1, num_path)
-    assert torch.equal(penalized(logits, penalties_of([shorter], "cpu"), owner, path), whole)
+    assert torch.equal(penalties_of([shorter], "cpu").applied_to(logits, owner, path), whole)
+
+
+@settings(max_examples=80, deadline=None)
+@given(own=st.lists(requests(), min_size=1, max_size=3), num_rows=st.integers(1, 3), data=st.data())
+def test_tables_change_what_lists_of_tokens_do(own: list[Request], num_rows: int, data: st.DataObject) -> None:
+    """Bit by bit, also once they have counted what replies have said since, and for whom there is no request."""
+    tables = penalty_tables(4, VOCAB_SIZE, "cpu").first(len(own) + 1)
+    tables.fill(penalties_of([*own, own[0]], "cpu"))
+    tables.fill(penalties_of(own, "cpu"))
+    said = [data.draw(st.lists(TOKENS, max_size=3)) for _ in own]
+    tokens = torch.tensor([[*more, *[1] * (3 - len(more))] for more in [*said, []]])
+    tables.count(tokens, torch.arange(3) < torch.tensor([[len(more)] for more in [*said, []]]))
+    for request, more in zip(own, said, strict=True):
+        request.tokens += more
+
+    owners = torch.arange(len(own) + 1).repeat_interleave(num_rows)
+    paths = [data.draw(st.lists(TOKENS, max_size=3)) for _ in owners]
+    padded = torch.tensor([[*path, *[-1] * (3 - len(path))] for path in paths])
+    logits = torch.randn(len(owners), VOCAB_SIZE, generator=torch.Generator().manual_seed(num_rows))
+    num_own = len(own) * num_rows
+    twin = penalties_of(own, "cpu")
+    for columns, token_map in ((torch.arange(VOCAB_SIZE), None), (DRAFT_IDS, TokenMap(DRAFT_IDS))):
+        found = tables.applied_to(logits[:, columns], owners, padded, token_map)
+        expected = twin.applied_to(logits[:num_own, columns], owners[:num_own], padded[:num_own], token_map)
+        assert torch.equal(found[:num_own], expected)
+        assert torch.equal(found[num_own:], logits[num_own:, columns])
 
 
 def test_repetition_penalty_is_that_of_transformers() -> None:
@@ -84,7 +109,7 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     request.tokens += [7, 5]
     logits = torch.randn(1, VOCAB_SIZE)
     expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([request.tokens]), logits.clone())
-    assert torch.equal(penalized(logits, penalties_of([request], "cpu"), torch.tensor([0])), expected)
+    assert torch.equal(penalties_of([request], "cpu").applied_to(logits, torch.tensor([0])), expected)
 
 
 class OpenAIPenalties(LogitsProcessor):
