@@ -12,8 +12,8 @@ from eagle_rt.tree_shape import TreeShape
 
 DEFAULT_MAX_BATCH = 8
 ATTENTION_PARTS_BYTES = 256 * 2**20
-# What `PenaltyTables` hold of a token, and how many float32 of every logit are in memory at a time while they change it.
-TABLES_BYTES, PENALIZED_FLOATS = 9, 3
+# What `PenaltyTables` hold of a token, and make of a logit.
+TABLES_BYTES, PENALIZED_BYTES = 9, 4
 
 
 def graph_batch_sizes(config: EngineConfig) -> list[int]:
@@ -41,7 +41,7 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dt
     shape = spec.shape
     batch_size = max(graph_batch_sizes(config))
     num_rows = batch_size * max(tree_shape.num_draft_tokens, tree_shape.top_k)
-    logits = spec.vocab_size * (2 * (dtype.itemsize + 4) + 4 * PENALIZED_FLOATS)
+    logits = spec.vocab_size * (2 * (dtype.itemsize + 4) + PENALIZED_BYTES)
     layer = (8 * shape.hidden_size + 4 * shape.intermediate_size + 4 * shape.num_heads * shape.head_dim) * dtype.itemsize
     return num_rows * (logits + layer) + batch_size * spec.vocab_size * TABLES_BYTES + ATTENTION_PARTS_BYTES
 

@@ -30,7 +30,12 @@ def prefers_compiled(x: Tensor, dtype: torch.dtype) -> bool:
 
 def kernel_for(name: str, x: Tensor) -> Callable[..., Any] | None:
     """The kernel of this name for x's device and precision; None where the twin is to run."""
-    return _kernel("triton", name) if prefers_triton(x) else compiled_kernel(name, x, x.dtype)
+    return triton_kernel(name, x) or compiled_kernel(name, x, x.dtype)
+
+
+def triton_kernel(name: str, x: Tensor) -> Callable[..., Any] | None:
+    """The same where there is none for a CPU."""
+    return _kernel("triton", name) if prefers_triton(x) else None
 
 
 def compiled_kernel(name: str, x: Tensor, dtype: torch.dtype) -> Callable[..., Any] | None:

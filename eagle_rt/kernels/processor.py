@@ -10,17 +10,20 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 @cache
+def cpu_info(field: str) -> str | None:
+    """What the system says of the first processor, if it does."""
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), None)
+
+
 def processor_name() -> str:
     """As its maker calls it, where the system says so."""
-    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    return cpu_info("model name") or platform.processor() or platform.machine()
 
 
-@cache
 def is_intel() -> bool:
     """Whose processors do some things at another speed than others'."""
-    return "Intel" in processor_name()
+    return cpu_info("vendor_id") == "GenuineIntel"
 
 
 def has_amx() -> bool:

@@ -45,6 +45,7 @@ KERNELS = [
     ("rerank", "_build", "*i32 *i32 *fp32 *i64 *i64 *i64 *i64 *i64 *i64 *i64 *fp32 i32", (10, 60, 1024)),
     ("ancestors", "_ancestors", "*i64 *i64 *i64 *i64 *i64 i32", (60, 1, 64)),
     ("walk", "_walk", "*i64 *i64 *fp32 *i64 *i64 *i64 *i64", (60, 8, 64)),
+    ("penalize", "_penalize", "*bf16 *i32 *u8 *fp32 *fp32 *fp32 *fp32 *i64 *fp32 i32 i32", (32000, True, 1024)),
     ("move_rows", "_move", "*bf16 *i64 *i64 i32 i32 i32", (2048, 2048)),
 ]  # fmt: skip
 

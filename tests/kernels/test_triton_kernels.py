@@ -20,6 +20,7 @@ from eagle_rt.kernels.triton.ancestors import ancestors
 from eagle_rt.kernels.triton.filter_thresholds import filter_thresholds
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
 from eagle_rt.kernels.triton.move_rows import move_rows
+from eagle_rt.kernels.triton.penalize import penalize
 from eagle_rt.kernels.triton.rerank import rerank
 from eagle_rt.kernels.triton.rotate_and_write import rotate_and_write
 from eagle_rt.kernels.triton.select_beam import select_beam
@@ -27,6 +28,7 @@ from eagle_rt.kernels.triton.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.triton.top_children import KernelNoise, top_children
 from eagle_rt.kernels.triton.tree_attention import mask_words
 from eagle_rt.kernels.triton.walk import walk
+from eagle_rt.speculate.penalties import Strengths, changed
 from eagle_rt.speculate.sampler import SamplingBatch, filter_tokens, perturbed_logits, target_choice
 from eagle_rt.tree.draft_tree import DraftTree, ancestor_mask
 from eagle_rt.tree.expand import Beam, Candidates, first_level, next_level
@@ -355,3 +357,27 @@ def test_move_rows(batch_size: int, num_nodes: int, dtype: torch.dtype, data: st
     expected.move(sources.flatten(), slots[:, : max_depth + 1].flatten())
     move_rows(pool.storage, slots, path)
     assert torch.equal(pool.storage, expected.storage)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    batch_size=st.integers(1, 3),
+    num_rows=st.integers(0, 3),
+    vocab_size=st.sampled_from([5, 1024, 1500]),
+    is_mapped=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+    seed=SEEDS,
+)
+def test_penalize(batch_size: int, num_rows: int, vocab_size: int, is_mapped: bool, dtype: torch.dtype, seed: int) -> None:
+    """Bit by bit: text depends on it. Rows of tables are longer than the vocabulary."""
+    token_ids = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(seed))[: 1 + vocab_size // 2].to(DEVICE)
+    logits = 5 * randn(seed, batch_size * num_rows, len(token_ids) if is_mapped else vocab_size, dtype=dtype)
+    logits[:, ::3], logits[:, 1::7] = 0, -torch.inf
+    counts = randint(seed, 0, 3, batch_size, vocab_size + 1).int()
+    is_seen, bias = randint(seed + 1, 0, 2, batch_size, vocab_size + 1).bool(), randn(seed + 2, batch_size, vocab_size + 1)
+    strengths = Strengths(randn(seed + 3, batch_size), randn(seed + 4, batch_size), randn(seed + 5, batch_size).abs() + 0.1)
+    found = penalize(logits, (counts, is_seen, bias), strengths, token_ids if is_mapped else None)
+    columns = token_ids if is_mapped else slice(vocab_size)
+    tables = (table[:, None, columns] for table in (counts, is_seen, bias))
+    rows = logits.float().unflatten(0, (batch_size, num_rows))
+    assert torch.equal(found, changed(rows, *tables, strengths.at((..., None, None))).flatten(0, 1))
