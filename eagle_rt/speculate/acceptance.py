@@ -14,8 +14,6 @@ NUM_REMEMBERED = 4096
 # The head's logits are multiplied by this before they become log-probabilities: those say more about what will be accepted
 # (see docs/findings.md) than its own ones.
 SHARPNESS = 2.0
-# How strongly a fit is held to the weights of the cold start, in observations.
-PRIOR_STRENGTH = 8.0
 NUM_NEWTON_STEPS, MOST_HALVINGS = 3, 16
 NUM_BINS = 10
 MAX_TEMPERATURE = 2.0
@@ -23,6 +21,9 @@ MAX_TEMPERATURE = 2.0
 # temperature. A bias for each depth follows.
 LOGIT, BY_TEMPERATURE, PATH, AT_TEMPERATURE = range(4)
 NUM_SHARED = 4
+# How strongly a fit is held to the weights of the cold start: each of these, what all depths are moved by alike, and each of them
+# beyond that. Heads differ in how sure they are, and hardly in the rest, of which a few dozen observations would say anything.
+SHARED_STRENGTHS, ALIKE_STRENGTH, DEPTH_STRENGTH = [16.0, 64.0, 256.0, 64.0], 2.0, 128.0
 # Fitted to 9,100 nodes that the built-in EAGLE-3 head drafted for the built-in prompts at temperatures from 0 to 2.
 DEFAULT_WEIGHTS = [1.09, -0.32, -0.08, -0.31, 0.12, 0.16, 0.24, 0.19, 0.08]
 
@@ -78,8 +79,8 @@ class AcceptanceEstimator:
 
     Its inputs are the logit of the head's probability (of the perturbed one, for coupled drafts), the same times the temperature,
     the log-probability of the path above, the temperature (0 for greedy sequences), and a bias for each depth. The weights begin as
-    those of a cold start and are fitted to the latest observations by Newton's method, held to where they began as by a few
-    observations. A path is accepted with the product of its nodes' probabilities.
+    those of a cold start and are fitted to the latest observations by Newton's method, held to where they began by a normal prior.
+    A path is accepted with the product of its nodes' probabilities.
     """
 
     def __init__(self, max_depth: int, weights: list[float] | None = None) -> None:
@@ -88,7 +89,7 @@ class AcceptanceEstimator:
         weights = DEFAULT_WEIGHTS if weights is None else weights
         start = np.full(NUM_SHARED + max_depth, weights[-1])  # deeper than was learned: as the deepest
         start[: len(weights)] = weights[: len(start)]
-        self._start = start
+        self._start, self._precision = start, prior_precision(max_depth)
         self._use(start.copy())
         self._inputs = np.zeros((NUM_REMEMBERED, len(start)))
         self._labels = np.zeros(NUM_REMEMBERED)
@@ -152,24 +153,32 @@ class AcceptanceEstimator:
         self._num_seen += len(inputs)
 
     def _fit(self) -> None:
-        """Maximum a posteriori under a normal prior around the weights of the cold start. The weights are new ones then."""
+        """Maximum a posteriori under the normal prior around the weights of the cold start. The weights are new ones then."""
         inputs, labels = self._inputs[: self._num_seen], self._labels[: self._num_seen]
 
         def loss(weights: Floats) -> float:
             logits = inputs @ weights
             difference = weights - self._start
-            return float((np.logaddexp(0.0, logits) - labels * logits).sum() + 0.5 * PRIOR_STRENGTH * difference @ difference)
+            return float((np.logaddexp(0.0, logits) - labels * logits).sum() + 0.5 * difference @ self._precision @ difference)
 
         weights, least = self.weights, loss(self.weights)
         for _ in range(NUM_NEWTON_STEPS):
             p = logistic(inputs @ weights)
-            gradient = inputs.T @ (p - labels) + PRIOR_STRENGTH * (weights - self._start)
-            curvature = (inputs * (p * (1 - p))[:, None]).T @ inputs + PRIOR_STRENGTH * np.eye(len(weights))
+            gradient = inputs.T @ (p - labels) + self._precision @ (weights - self._start)
+            curvature = (inputs * (p * (1 - p))[:, None]).T @ inputs + self._precision
             step = np.linalg.solve(curvature, gradient)
             # Where a head is sure and wrong there is hardly any curvature: whole steps would go too far, and farther each time.
             shorter = (weights - step / 2**halvings for halvings in range(MOST_HALVINGS))
             weights, least = next(((own, new) for own in shorter if (new := loss(own)) < least), (weights, least))
         self._use(weights.copy())
+
+
+def prior_precision(max_depth: int) -> Floats:
+    """[W, W] the inverse covariance of the weights' prior: biases of depths move together, more than each by itself."""
+    precision = np.diag([*SHARED_STRENGTHS, *[0.0] * max_depth])
+    covariance = np.full((max_depth, max_depth), 1 / ALIKE_STRENGTH) + np.eye(max_depth) / DEPTH_STRENGTH
+    precision[NUM_SHARED:, NUM_SHARED:] = np.linalg.inv(covariance)
+    return precision
 
 
 def logits_of(log_probs: Floats) -> Floats:
