@@ -65,6 +65,18 @@ def test_every_layout(name: str, target_dir: Path, tmp_path: Path, monkeypatch: 
             assert error < 0.1 * (found - other).abs().max(), "the head was not rounded"
 
 
+@torch.inference_mode()
+def test_small_features_count_beside_huge_ones(target_dir: Path, tmp_path: Path) -> None:
+    """As residual streams have them, which `fc` reads as they are."""
+    target = load_target(target_dir)
+    head = load_own("eagle3-yuhuili", tmp_path / "head", target, target_dir)
+    features = torch.zeros(2, len(head.feature_layers) * target.spec.shape.hidden_size)
+    features[:, 0], features[1, 1:9] = 1e4, 0.1
+    few, more = head.quantized().fuse(features)
+    expected_few, expected_more = head.fuse(features)
+    torch.testing.assert_close(more - few, expected_more - expected_few)
+
+
 def test_the_target_keeps_its_output_layer(target_dir: Path, tmp_path: Path) -> None:
     target = load_target(target_dir)
     head = load_own("eagle-llama3", tmp_path / "head", target, target_dir)
