@@ -130,7 +130,7 @@ def reliability(pyplot: Any, row: dict[str, Any]) -> Any:
     axes.scatter(predicted, accepted, s=[20 + 180 * count / largest for count in counts])
     axes.set_xlabel("estimated acceptance")
     axes.set_ylabel("share accepted")
-    axes.set_title(f"batch {row['batch_size']}: Brier score {row['brier_score']}, of the head's word {row['raw_brier_score']}")
+    axes.set_title(f"batch {row['batch_size']}: Brier score {row['brier_score']}, the head sharpened {row['raw_brier_score']}")
     return figure
 
 

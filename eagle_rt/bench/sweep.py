@@ -206,8 +206,8 @@ def rows(measurements: list[Measurement]) -> list[dict[str, Any]]:
 
 
 def calibration_columns(calibration: Calibration | None) -> dict[str, Any]:
-    """How good an adaptive engine's estimates were: Brier scores of its own and of the head's probabilities, and per tenth the
-    number of nodes, their mean probability and the share that was accepted."""
+    """How good an adaptive engine's estimates were: Brier scores of its own and of the head's sharpened ones, and per tenth
+    the number of nodes, their mean probability and the share that was accepted."""
     if not calibration:
         return {}
     table = [

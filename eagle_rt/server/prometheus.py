@@ -59,7 +59,7 @@ class EngineCollector(Collector):
         if calibration:
             gauges |= {
                 "spec_decode_brier_score": ("Mean squared error of the estimated acceptance.", calibration.brier_score),
-                "spec_decode_raw_brier_score": ("The same of the head's own probabilities.", calibration.raw_brier_score),
+                "spec_decode_raw_brier_score": ("The same of the head's sharpened probabilities.", calibration.raw_brier_score),
             }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(f"{PREFIX}:{name}", text, value=value)

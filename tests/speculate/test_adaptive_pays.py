@@ -272,9 +272,11 @@ def test_drafts_come_back() -> None:
         return replay.speed(3200)
 
     fixed = max(speed(FixedPolicy(None), tree) for tree in FIXED)
-    seeds = (7, 8, 9, 10)
-    policies = [AdaptivePolicy(measured_costs("shared"), AcceptanceEstimator(BOUNDS.num_steps), None) for _ in seeds]
-    assert sum(map(speed, policies, [BOUNDS] * 4, seeds)) / 4 > 0.96 * fixed
+    speeds = []
+    for seed in range(7, 19):
+        policy = AdaptivePolicy(measured_costs("shared"), AcceptanceEstimator(BOUNDS.num_steps), None)
+        speeds.append(speed(policy, BOUNDS, seed))
+    assert sum(speeds) / len(speeds) > 0.96 * fixed
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
