@@ -43,6 +43,8 @@ from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 ROOT = Path(__file__).parents[1]
 TREES = [(3, 1, 4), (5, 1, 6), (3, 4, 16), (5, 4, 16), (5, 8, 32), (7, 10, 60)]
+# The largest tree of those that each step chooses from.
+BOUNDS = TreeShape(5, 8, 32)
 GREEDY = SamplingParams(temperature=0, max_new_tokens=128, ignore_eos=True)
 
 
@@ -75,9 +77,9 @@ class Bench:
     def workload(self) -> Workload:
         return load_workload(self.args.dataset, self.args.dataset_dir, self.info.tokenizer, 2 if self.is_quick else 16)
 
-    def core(self, tree: TreeShape, batch_size: int = 1, **changes: Any) -> EngineCore:
+    def core(self, tree: TreeShape, batch_size: int = 1, *, is_adaptive: bool = False, **changes: Any) -> EngineCore:
         gc.collect()  # the last engine's cache and graphs
-        return core_for(self.models, self.config(batch_size, **changes), Setting(batch_size, tree))
+        return core_for(self.models, self.config(batch_size, **changes), Setting(batch_size, tree, is_adaptive))
 
     def config(self, batch_size: int, **changes: Any) -> EngineConfig:
         """With one graph, for just this batch size."""
@@ -126,6 +128,9 @@ def exactness(bench: Bench) -> dict[str, Any]:
         eager = run_to_end(bench.core(tree, 4, disable_cuda_graph=True), prompts, sampling)
         gaps = gaps_where_parted(bench.models, prompts, plain, captured)
         found.append({"tree": str(tree), "graph_equals_eager": captured == eager, "gaps_where_different": gaps})
+    chosen = run_to_end(bench.core(BOUNDS, 4, is_adaptive=True), prompts, sampling)
+    gaps = gaps_where_parted(bench.models, prompts, plain, chosen)
+    found.append({"tree": f"up to {BOUNDS}, one in each step", "gaps_where_different": gaps})
     return {"rows": found}
 
 
@@ -178,10 +183,12 @@ def sweep(bench: Bench) -> dict[str, Any]:
     measurements = []
     for batch_size in [1, 2] if bench.is_quick else [1, 2, 4, 8, 16, 32, 64]:
         workload = Workload(bench.workload.name, (bench.workload.prompts * batch_size)[: max(4, 2 * batch_size)])
-        for tree in (NO_SPECULATION, *bench.trees):
-            measurement = Measurement(Setting(batch_size, tree))
+        settings = [Setting(batch_size, tree) for tree in (NO_SPECULATION, *bench.trees)]
+        for setting in (*settings, Setting(batch_size, BOUNDS, is_adaptive=True)):
+            measurement = Measurement(setting)
             gc.collect()
             measure_once(bench.models, bench.config(batch_size), measurement, workload, bench.sampling)
+            measurement.core = None  # and with it its cache
             measurements.append(measurement)
     return {"rows": rows(measurements)}
 

@@ -306,6 +306,8 @@ def unused_options(config: EngineConfig) -> list[str]:
         for name in ("speculative_disable_by_batch_size", "speculative_profile"):
             if getattr(config, name) is not None:
                 lines.append(f"{flag_name(name)}: nothing is drafted without --speculative-algorithm")
+    elif config.sizes_trees and config.speculative_score_sharpness != EngineConfig.speculative_score_sharpness:
+        lines.append("--speculative-score-sharpness: adaptive trees learn themselves how far to trust the head")
     if config.speculative_simulate_accept_length is not None and not config.speculative_algorithm:
         lines.append("--speculative-simulate-accept-length: nothing is drafted without --speculative-algorithm")
     if config.cuda_graph_max_bs is not None or config.cuda_graph_bs:

@@ -26,6 +26,12 @@ def test_the_published_command_parses() -> None:
     assert any("CUDA graphs" in line for line in unused_options(config))
 
 
+def test_adaptive_trees_say_that_they_have_no_use_for_a_sharpness() -> None:
+    command = "--speculative-algorithm EAGLE3 --speculative-score-sharpness 1 --device cpu --speculative-tree"
+    assert any("--speculative-score-sharpness" in line for line in unused_options(parse(f"{command} adaptive")))
+    assert not unused_options(parse(f"{command} fixed"))
+
+
 def test_every_other_flag_of_the_same_family_parses() -> None:
     config = parse(
         "--model M --host 0.0.0.0 --port 1 --enable-torch-compile --torch-compile-max-bs 2 --speculative-token-map x "

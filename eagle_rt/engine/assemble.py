@@ -56,15 +56,11 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
             make_pool(head.num_layers, head.shape, limits, dtype, device),
             backend,
             operations,
-            num_steps=tree_shape.num_steps,
-            top_k=tree_shape.top_k,
-            num_draft_tokens=tree_shape.num_draft_tokens,
+            tree=tree_shape,
             num_states=config.max_running_requests + 1,  # and one for the padding of captured steps
             couples=config.speculative_coupling == "auto",
         )
-    stepper = Stepper(
-        models.target, pool, backend, operations, drafter, tree_shape.max_depth, config.speculative_simulate_accept_length
-    )
+    stepper = Stepper(models.target, pool, backend, operations, drafter, config.speculative_simulate_accept_length)
     host_stepper = None
     # Our kernels need the host for nothing: without captured steps the same fixed shapes run eagerly.
     if drafter and (config.sizes_trees or device == "cpu" or config.attention_backend != "triton"):

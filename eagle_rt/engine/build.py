@@ -40,10 +40,10 @@ def prepared_core(
         warm_up(core)
     if config.enable_torch_compile:
         notes += compile_passes(core, models, config)
-    if config.sizes_trees:
-        notes += size_trees(core, config, costs, weights)
     if captures_steps(config):
         notes += capture_steps(core, config)
+    if config.sizes_trees and core.runner.host_stepper:
+        notes += size_trees(core, config, costs, weights)
     return core, notes
 
 

@@ -8,7 +8,8 @@ from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.graphs import GraphLimits, StepGraphs, default_batch_sizes
 from eagle_rt.models.spec import ModelSpec
-from eagle_rt.tree_shape import TreeShape
+from eagle_rt.speculate.tree_choice import FixedTree, PayingTree, trees_within
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 DEFAULT_MAX_BATCH = 8
 ATTENTION_PARTS_BYTES = 256 * 2**20
@@ -25,12 +26,15 @@ def graph_batch_sizes(config: EngineConfig) -> list[int]:
 
 def captures_steps(config: EngineConfig) -> bool:
     """Only our own kernels take all that they need from the device, which a captured step asks for."""
-    return (
-        config.device == "cuda"
-        and config.attention_backend == "triton"
-        and not config.disable_cuda_graph
-        and not config.sizes_trees
-    )
+    return config.device == "cuda" and config.attention_backend == "triton" and not config.disable_cuda_graph
+
+
+def captured_trees(config: EngineConfig, tree_shape: TreeShape) -> list[TreeShape]:
+    """The trees that a step may have, the largest first."""
+    if config.sizes_trees:
+        return trees_within(tree_shape)[::-1]
+    stops_drafting = config.speculative_disable_by_batch_size is not None and tree_shape != NO_SPECULATION
+    return [tree_shape, NO_SPECULATION] if stops_drafting else [tree_shape]
 
 
 def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dtype: torch.dtype) -> int:
@@ -47,7 +51,8 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dt
 
 
 def capture_steps(core: EngineCore, config: EngineConfig) -> list[str]:
-    """Give the engine captured steps; what was captured, and in what time. Where capturing fails steps stay eager, unless --strict.
+    """Give the engine captured steps, and let it choose among their trees; what was captured, and in what time. Where capturing
+    fails steps stay eager, unless --strict.
 
     Raises:
         ValueError: under --strict, capturing failed.
@@ -63,16 +68,22 @@ def capture_steps(core: EngineCore, config: EngineConfig) -> list[str]:
     )
     start, memory = time.perf_counter(), memory_in_use(config.device)
     try:
-        graphs = StepGraphs(core.runner.stepper, graph_batch_sizes(config), graph_limits, config.device)
+        stepper = core.runner.stepper
+        steppers = {tree: stepper.sized(tree) for tree in captured_trees(config, core.runner.tree_shape)}
+        graphs = StepGraphs(steppers, graph_batch_sizes(config), graph_limits, config.device)
+        measured = graphs.measured_ms() if config.sizes_trees else {}
     except Exception as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         if config.strict:
             raise ValueError(f"capturing CUDA graphs failed, and --strict was given: {reason}") from error
         return [f"WARNING: capturing CUDA graphs failed, steps run eagerly: {reason}"]
-    core.runner.graphs = graphs
-    sizes = ", ".join(map(str, graphs.batch_sizes))
+    largest = config.speculative_disable_by_batch_size
+    choice = PayingTree(measured, largest) if config.sizes_trees else FixedTree(core.runner.tree_shape, largest)
+    core.runner.use_graphs(graphs, steppers, choice)
+    sizes, trees = ", ".join(map(str, graphs.batch_sizes)), ", ".join(map(str, graphs.trees))
     megabytes = (memory_in_use(config.device) - memory) / 2**20
-    return [f"captured a step for batches of {sizes} in {time.perf_counter() - start:.1f} s; graphs take {megabytes:.0f} MiB"]
+    taken = f"in {time.perf_counter() - start:.1f} s; graphs take {megabytes:.0f} MiB"
+    return [f"captured a step for batches of {sizes} with trees {trees} {taken}"]
 
 
 def memory_in_use(device: str) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle_rt.engine.clocks import DeviceClock
 from eagle_rt.engine.prepare import penalties_of
 from eagle_rt.engine.request import Request
 from eagle_rt.speculate.penalty_tables import PenaltyTables, penalty_tables
@@ -14,6 +15,9 @@ from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.speculate.sequences import DecodeSequences, DeviceCache
 from eagle_rt.speculate.step import Stepper
 from eagle_rt.tree.verify import Acceptance
+from eagle_rt.tree_shape import TreeShape
+
+NUM_TIMED = 3
 
 
 @dataclass(frozen=True)
@@ -130,15 +134,20 @@ class StepInputs:
             self._penalties.count(acceptance.tokens, is_said)
 
 
-class StepGraph:
-    """A step of up to `batch_size` requests, with penalties if it has tables for them. On a CPU, which has no graphs, it is the
-    same callable run eagerly."""
+@dataclass(frozen=True)
+class GraphResult:
+    """What a captured step has come to. rows: `StepOutcome.rows`, one for each request; ms: what it took on the device."""
 
-    def __init__(
-        self, stepper: Stepper, batch_size: int, limits: GraphLimits, device: str, penalties: PenaltyTables | None, memory: Any
-    ) -> None:
-        self._stepper = stepper
-        self._inputs = StepInputs(batch_size, limits, device, penalties)
+    rows: list[list[int]]
+    ms: float
+
+
+class StepGraph:
+    """A step with trees of one shape for as many requests as the inputs have room for, which steps with other trees share. On a
+    CPU, which has no graphs, it is the same callable run eagerly."""
+
+    def __init__(self, stepper: Stepper, inputs: StepInputs, device: str, memory: Any) -> None:
+        self._stepper, self._inputs = stepper, inputs
         self._graph: torch.cuda.CUDAGraph | None = None
         self._output = self._step()
         self._hosts = [torch.empty_like(self._output, device="cpu", pin_memory=device == "cuda") for _ in range(2)]
@@ -155,27 +164,26 @@ class StepGraph:
         """The memory that graphs which never run at the same time can share."""
         return self._graph.pool() if self._graph else None
 
-    def launch(self, requests: tuple[Request, ...], *, follows: bool) -> Callable[[], list[list[int]]]:
-        """Start a step; the returned function waits for it and gives `StepOutcome.rows`, a row for each request.
+    def launch(self, requests: tuple[Request, ...], *, follows: bool) -> Callable[[], GraphResult]:
+        """Start a step; the returned function waits for it and says what it has come to.
 
-        follows: the last launch was of the same requests, and this one goes on from where that leaves them, which the host need
-        not know yet. At most two steps may be waiting to be read.
+        follows: the last launch with these inputs, whatever its trees, was of the same requests, and this one goes on from where
+        that leaves them, which the host need not know yet. At most two steps may be waiting to be read.
         """
+        clock = DeviceClock(is_gpu=self._graph is not None)
         (self._inputs.fill_pages if follows else self._inputs.fill)(requests)
         if self._graph:
             self._graph.replay()
         else:
             self._output.copy_(self._step())
         self._hosts.reverse()
-        host, event = self._hosts[0], torch.cuda.Event() if self._graph else None
+        host = self._hosts[0]
         host.copy_(self._output, non_blocking=True)
-        if event:
-            event.record()
+        clock.stop()
 
-        def read() -> list[list[int]]:
-            if event:
-                event.synchronize()
-            return host[: len(requests)].tolist()
+        def read() -> GraphResult:
+            ms = clock.wait()
+            return GraphResult(host[: len(requests)].tolist(), ms)
 
         return read
 
@@ -186,23 +194,37 @@ class StepGraph:
 
 
 class StepGraphs:
-    """Captured steps for a few batch sizes, with penalties and without; a batch runs in the smallest that holds it."""
+    """Captured steps with trees of a few shapes, the largest first in `steppers`, for a few batch sizes, with penalties and
+    without; a batch runs in the smallest that holds it."""
 
-    def __init__(self, stepper: Stepper, batch_sizes: list[int], limits: GraphLimits, device: str) -> None:
-        self.batch_sizes = sorted(batch_sizes)
-        self._graphs: dict[tuple[int, bool], StepGraph] = {}
-        memory = None
+    def __init__(self, steppers: dict[TreeShape, Stepper], batch_sizes: list[int], limits: GraphLimits, device: str) -> None:
+        self.batch_sizes, self.trees = sorted(batch_sizes), list(steppers)
+        self._graphs: dict[tuple[int, TreeShape, bool], StepGraph] = {}
+        memory, target = None, next(iter(steppers.values())).target
         with torch.inference_mode():
-            tables = penalty_tables(self.batch_sizes[-1], stepper.target.spec.vocab_size, device)
+            tables = penalty_tables(self.batch_sizes[-1], target.spec.vocab_size, device)
             # The largest first: the others then live in its memory.
             for batch_size in reversed(self.batch_sizes):
                 for penalties in (tables.first(batch_size), None):
-                    graph = StepGraph(stepper, batch_size, limits, device, penalties, memory)
-                    self._graphs[batch_size, penalties is not None], memory = graph, graph.memory
+                    inputs = StepInputs(batch_size, limits, device, penalties)
+                    for tree, stepper in steppers.items():
+                        graph = StepGraph(stepper, inputs, device, memory)
+                        self._graphs[batch_size, tree, penalties is not None], memory = graph, graph.memory
 
-    def find(self, batch_size: int, *, has_penalties: bool = False) -> StepGraph | None:
+    def find(self, batch_size: int, tree: TreeShape, *, has_penalties: bool = False) -> StepGraph | None:
         """None where the batch is larger than all of them."""
-        return next((self._graphs[size, has_penalties] for size in self.batch_sizes if size >= batch_size), None)
+        return next((self._graphs[size, tree, has_penalties] for size in self.batch_sizes if size >= batch_size), None)
+
+    @torch.inference_mode()
+    def measured_ms(self) -> dict[int, dict[TreeShape, float]]:
+        """What a step takes by batch size and tree: the least of a few turns of all of them, over padding alone."""
+        measured: dict[int, dict[TreeShape, float]] = {size: {} for size in self.batch_sizes}
+        for _ in range(NUM_TIMED):
+            for (size, tree, has_penalties), graph in self._graphs.items():
+                if not has_penalties:
+                    ms = graph.launch((), follows=False)().ms
+                    measured[size][tree] = min(ms, measured[size].get(tree, ms))
+        return measured
 
 
 def default_batch_sizes(largest: int) -> list[int]:

@@ -8,6 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from eagle_rt.config import DTYPES, EngineConfig
@@ -18,19 +19,22 @@ from eagle_rt.speculate.acceptance import NUM_SHARED
 from eagle_rt.speculate.costs import StepCosts, costs_from_json
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
-FORMAT = 5
+FORMAT = 6
 # Of each file of weights, so much tells it from others.
 NUM_HASHED_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a profile is about. model and head: fingerprints of their checkpoints."""
+    """What a profile is about. model and head: fingerprints of their checkpoints; quantization, of the head's weights, and
+    attention, the backend: as they are asked for, since what steps cost depends on them."""
 
     model: str
     head: str
     device: str
     dtype: str
+    quantization: str
+    attention: str
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,14 @@ def subject_of(config: EngineConfig, info: ModelInfo) -> Subject:
     device = torch.cuda.get_device_name() if config.device == "cuda" else f"{processor_name()}, {torch.get_num_threads()} threads"
     dtype = resolve_dtype(config, model_spec(read_config(info.directory)))
     name = next(name for name, known in DTYPES.items() if known == dtype)
-    return Subject(fingerprint(info.directory), fingerprint(folder, str(config.speculative_token_map)), device, name)
+    return Subject(
+        model=fingerprint(info.directory),
+        head=fingerprint(folder, str(config.speculative_token_map)),
+        device=device,
+        dtype=name,
+        quantization=config.speculative_draft_model_quantization,
+        attention=config.attention_backend,
+    )
 
 
 def fingerprint(folder: Path, salt: str = "") -> str:
@@ -108,8 +119,8 @@ def read_profile(file: Path, subject: Subject) -> Profile:
             if not 2 <= tree.num_draft_tokens <= num_tree_nodes(tree.num_steps, tree.top_k):
                 raise ValueError(f"no such tree: {tree}")
         weights = [float(weight) for weight in document["estimator"]]
-        if len(weights) <= NUM_SHARED:
-            raise ValueError(f"too few weights of the estimator: {weights}")
+        if len(weights) <= NUM_SHARED or not np.isfinite(weights).all():
+            raise ValueError(f"too few weights of the estimator, or some that are no numbers: {weights}")
         profile = Profile(other, bounds, fixed, costs_from_json(document["costs"]), weights, list(document["best"]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"--speculative-profile {file} is damaged ({error!r}): {remedy}") from None

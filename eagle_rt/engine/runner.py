@@ -1,46 +1,29 @@
 """Runs a step plan on the device: the meeting of scheduling and tensors."""
 
-import time
-from collections import defaultdict
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from eagle_rt.batch import Batch
+from eagle_rt.engine.clocks import DeviceClock, StepClock
 from eagle_rt.engine.graphs import StepGraph, StepGraphs
 from eagle_rt.engine.prepare import decode_sequences, host_sequences, prefill_batch, prefilled_sequence, sampling_batch
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk, StepPlan, StepResult
 from eagle_rt.speculate.host_step import HostOutcome, HostStepper, plain_step
 from eagle_rt.speculate.step import Stepper
-from eagle_rt.tree_shape import TreeShape
+from eagle_rt.speculate.tree_choice import FixedTree, TreeChoice
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 NOTHING_DECODED = HostOutcome([], [], [], has_read=False)
-
-
-class StepClock:
-    """Seconds spent in each named part of the steps so far."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._last = time.perf_counter()
-
-    def start(self) -> None:
-        self._last = time.perf_counter()
-
-    def mark(self, part: str) -> None:
-        """Everything since the last mark was `part`."""
-        now = time.perf_counter()
-        self.seconds[part] += now - self._last
-        self._last = now
 
 
 class Runner:
     """Owns the models and the caches.
 
-    graphs: captured steps, for batches that fit one. host_stepper: drafts where nothing is captured; without it, and for no
-    speculation, steps are those of `stepper`.
+    graphs: captured steps, for batches that fit one; of what trees the batches draft that do not, too, is then `choice`'s to say.
+    host_stepper: drafts where nothing is captured; without it, and for no speculation, steps are those of `stepper`.
     """
 
     def __init__(
@@ -50,7 +33,13 @@ class Runner:
         self.stepper, self.tree_shape = stepper, tree_shape
         self._host_stepper = host_stepper
         self.graphs: StepGraphs | None = None
+        self.choice: TreeChoice = FixedTree(tree_shape)
+        self._steppers = {tree_shape: stepper}
         self._page_size, self._device = page_size, device
+
+    def use_graphs(self, graphs: StepGraphs, steppers: dict[TreeShape, Stepper], choice: TreeChoice) -> None:
+        """steppers: what was captured, for batches that are too large."""
+        self.graphs, self._steppers, self.choice = graphs, steppers, choice
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
@@ -59,9 +48,10 @@ class Runner:
         stepper = self.host_stepper
         if stepper:
             return self._run_on_host(plan, stepper)
-        rows = self._decode(plan.decodes) if plan.decodes else []
+        tree = self._tree_for(plan.decodes)
+        rows = self._decode(plan.decodes, tree) if plan.decodes else []
         prefilled = self._prefill(plan.chunks) if plan.chunks else []
-        return self._result(prefilled, rows)
+        return result_of(prefilled, rows, tree)
 
     @property
     def host_stepper(self) -> HostStepper | None:
@@ -84,12 +74,13 @@ class Runner:
 
     def can_run_ahead(self, plan: StepPlan) -> bool:
         """Whether the plan is one captured step and nothing else, so that another may follow before its result is known."""
-        return bool(plan.decodes and not plan.chunks and self._graph_for(plan.decodes))
+        return bool(plan.decodes and not plan.chunks and self._graph_for(plan.decodes, self.tree_shape))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, *, follows: bool) -> Callable[[], StepResult]:
         """Start a captured step; the returned function waits for its result. See `StepGraph.launch`."""
-        graph = self._graph_for(plan.decodes)
+        tree = self._tree_for(plan.decodes)
+        graph = self._graph_for(plan.decodes, tree)
         assert graph
         self.clock.start()
         read = graph.launch(plan.decodes, follows=follows)
@@ -97,21 +88,27 @@ class Runner:
 
         def result() -> StepResult:
             self.clock.start()
-            rows = read()
+            found = read()
             self.clock.mark("step")
-            return self._result([], rows)
+            self._learn(plan.decodes, tree, found.rows, found.ms)
+            return result_of([], found.rows, tree)
 
         return result
 
-    def _graph_for(self, requests: tuple[Request, ...]) -> StepGraph | None:
+    def _tree_for(self, requests: tuple[Request, ...]) -> TreeShape:
+        """What a step of these drafts."""
+        if NO_SPECULATION in self._steppers and not any(request.bounds for request in requests):
+            return NO_SPECULATION
+        return self.choice.best(len(requests), is_sampled=is_sampled(requests))
+
+    def _learn(self, requests: tuple[Request, ...], tree: TreeShape, rows: list[list[int]], ms: float) -> None:
+        self.choice.learn(tree, [row[0] for row in rows], ms, is_sampled=is_sampled(requests))
+
+    def _graph_for(self, requests: tuple[Request, ...], tree: TreeShape) -> StepGraph | None:
         if not self.graphs:
             return None
-        return self.graphs.find(len(requests), has_penalties=any(request.sampling.has_penalties for request in requests))
-
-    def _result(self, prefilled: list[int], rows: list[list[int]]) -> StepResult:
-        """rows: `StepOutcome.rows` on the host."""
-        decoded, broken = [row[2 : 2 + row[0]] for row in rows], [bool(row[1]) for row in rows]
-        return StepResult(prefilled, decoded, [self.tree_shape.num_draft_tokens - 1] * len(rows), broken)
+        has_penalties = any(request.sampling.has_penalties for request in requests)
+        return self.graphs.find(len(requests), tree, has_penalties=has_penalties)
 
     def _run_on_host(self, plan: StepPlan, stepper: HostStepper) -> StepResult:
         outcome, have_read = NOTHING_DECODED, [chunk.request for chunk in plan.chunks]
@@ -150,17 +147,22 @@ class Runner:
         self.clock.mark("prefill")
         return tokens
 
-    def _decode(self, requests: tuple[Request, ...]) -> list[list[int]]:
-        graph = self._graph_for(requests)
+    def _decode(self, requests: tuple[Request, ...], tree: TreeShape) -> list[list[int]]:
+        graph = self._graph_for(requests, tree)
         if graph:
-            rows = graph.launch(requests, follows=False)()
+            found = graph.launch(requests, follows=False)()
             self.clock.mark("step")
-            return rows
+            self._learn(requests, tree, found.rows, found.ms)
+            return found.rows
         if self._device == "cpu" and not self.stepper.drafter:
             return [[1, False, token] for token in self._plain_step(requests)]
         sequences = decode_sequences(requests, self.tree_shape.num_scratch_rows, self._page_size, self._device)
         self.clock.mark("prepare")
-        rows = self.stepper.step(sequences, self.clock.mark).rows.tolist()
+        clock = DeviceClock(is_gpu=self._device == "cuda")
+        outcome = self._steppers[tree].step(sequences, self.clock.mark)
+        clock.stop()
+        rows = outcome.rows.tolist()
+        self._learn(requests, tree, rows, clock.wait())
         self.clock.mark("accept")
         return rows
 
@@ -201,6 +203,17 @@ class Runner:
         if sampling.penalties:
             logits = sampling.penalties.applied_to(logits)
         return self.stepper.operations.choose(logits[:, None], positions, sampling)[:, 0]
+
+
+def result_of(prefilled: list[int], rows: list[list[int]], tree: TreeShape) -> StepResult:
+    """rows: `StepOutcome.rows` on the host, of a step with such trees."""
+    decoded, broken = [row[2 : 2 + row[0]] for row in rows], [bool(row[1]) for row in rows]
+    return StepResult(prefilled, decoded, [tree.num_draft_tokens - 1] * len(rows), broken)
+
+
+def is_sampled(requests: tuple[Request, ...]) -> bool:
+    """Whether the next token of any is drawn."""
+    return any(request.sampling.temperature > 0 for request in requests)
 
 
 def ending_chunks(chunks: tuple[Chunk, ...], batch: Batch) -> tuple[list[Chunk], list[int]]:

@@ -318,21 +318,24 @@ def costs_from_json(document: dict[str, Any]) -> StepCosts:
     for name in PARTS:
         part = document[name]
         knots, values = [float(knot) for knot in part["knots"]], [float(value) for value in part["values"]]
-        tiles = RowTiles(int(part["tiles"]["size"]), int(part["tiles"]["least"]))
+        tiles, per_sequence = RowTiles(int(part["tiles"]["size"]), int(part["tiles"]["least"])), float(part["per_sequence"])
         if (
             not knots
             or len(knots) != len(values)
             or sorted(set(knots)) != knots
-            or not np.isfinite(values).all()
+            or not np.isfinite([*knots, *values, per_sequence]).all()
             or min(values) <= 0
+            or per_sequence < 0
             or tiles.size < 1
             or tiles.least < 0
         ):
             raise ValueError(f"the costs of {name} are no table: {part}")
-        parts[name] = PartCost(knots, values, float(part["per_sequence"]), tiles)
+        parts[name] = PartCost(knots, values, per_sequence, tiles)
     return StepCosts(parts)
 
 
 def fitted_costs(observations: list[Observation], tiles: RowTiles = NO_TILES, jump_after: int | None = None) -> StepCosts:
     by_part = {name: [point for point in observations if point.part == name] for name in PARTS}
+    # Of trees of one level nobody asks what further ones cost: it is believed to be what the first one does.
+    by_part["level"] = by_part["level"] or by_part["start"]
     return StepCosts({name: fitted_cost(own, tiles, jump_after if name == "verify" else None) for name, own in by_part.items()})

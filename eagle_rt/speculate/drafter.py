@@ -1,5 +1,7 @@
 """Drafting a tree with an EAGLE head."""
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
@@ -9,15 +11,16 @@ from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.speculate.operations import DraftNoise, StepOperations
 from eagle_rt.speculate.sequences import DecodeSequences
-from eagle_rt.tree.draft_tree import DraftTree
+from eagle_rt.tree.draft_tree import DraftTree, root_only
 from eagle_rt.tree.verify import Acceptance
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 
 class TreeDrafter:
     """Keeps the head's cache and, per running request, the head's state after the last certain token.
 
-    num_steps, top_k, num_draft_tokens: depth, branching and node count of the trees. num_states: requests that may run at once.
-    couples: guesses for sampled requests are ranked under the noise that the target will draw with.
+    tree: the shape of what is drafted. num_states: requests that may run at once. couples: guesses for sampled requests are ranked
+    under the noise that the target will draw with.
     """
 
     def __init__(
@@ -27,19 +30,24 @@ class TreeDrafter:
         backend: AttentionBackend,
         operations: StepOperations,
         *,
-        num_steps: int,
-        top_k: int,
-        num_draft_tokens: int,
+        tree: TreeShape,
         num_states: int,
         couples: bool,
     ) -> None:
         self.head = head
         self.pool = pool
+        self.tree = tree
         self._backend, self._operations = backend, operations
-        self._num_steps, self._top_k, self._num_draft_tokens = num_steps, top_k, num_draft_tokens
         self._couples = couples
         storage = pool.storage
         self._states = torch.zeros(num_states, head.shape.hidden_size, dtype=storage.dtype, device=storage.device)
+
+    def sized(self, tree: TreeShape) -> "TreeDrafter":
+        """One with the same head, cache and states that drafts trees of another shape. Without speculation it still follows what
+        the target says, so that the next step may draft again."""
+        other = copy(self)
+        other.tree = tree
+        return other
 
     def extend(self, batch: Batch, next_tokens: Tensor, features: Tensor, last_rows: Tensor, state_rows: Tensor) -> None:
         """Append rows made from the target's true features.
@@ -69,7 +77,9 @@ class TreeDrafter:
         A beam's rows live in the scratch rows: level l's K rows follow those of the levels above it, and each row sees the
         text and its own ancestors.
         """
-        top_k, num_levels, token_map, operations = self._top_k, self._num_steps - 1, self.head.token_map, self._operations
+        if self.tree == NO_SPECULATION:
+            return root_only(sequences.root_tokens)
+        top_k, num_levels, token_map, operations = self.tree.top_k, self.tree.num_steps - 1, self.head.token_map, self._operations
         states = self._states[sequences.state_rows][:, None]
         noise = self._noise(sequences, depth=0, num_nodes=1)
         paths = sequences.root_tokens[:, None, None][:, :, :0]
@@ -87,7 +97,7 @@ class TreeDrafter:
             states = outputs.view(sequences.batch_size, top_k, -1)
             noise = self._noise(sequences, level + 1, top_k)
             candidates, beam = operations.next_level(candidates, beam, self._logits(states, sequences, paths), noise)
-        return operations.rerank(candidates, token_map.target_ids, sequences.root_tokens, self._num_draft_tokens)
+        return operations.rerank(candidates, token_map.target_ids, sequences.root_tokens, self.tree.num_draft_tokens)
 
     def _logits(self, states: Tensor, sequences: DecodeSequences, paths: Tensor) -> Tensor:
         """[B, Q, W] after states [B, Q, H] of nodes that these tokens [B, Q, D] lead to."""

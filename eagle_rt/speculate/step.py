@@ -1,7 +1,7 @@
 """One decode step: draft, verify, keep."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from eagle_rt.speculate.sequences import DecodeSequences
 from eagle_rt.speculate.simulate import simulated_walk
 from eagle_rt.tree.draft_tree import DraftTree, path_tokens, root_only
 from eagle_rt.tree.verify import Acceptance
+from eagle_rt.tree_shape import TreeShape
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class StepOutcome:
 class Stepper:
     """Everything that a decode step is made with, besides the sequences.
 
-    max_depth: of the trees. simulated_length: make up what is accepted, so many tokens a step; for benchmarks only.
+    simulated_length: make up what is accepted, so many tokens a step; for benchmarks only.
     """
 
     target: Decoder
@@ -44,8 +45,16 @@ class Stepper:
     backend: AttentionBackend
     operations: StepOperations
     drafter: TreeDrafter | None
-    max_depth: int
     simulated_length: float | None = None
+
+    @property
+    def max_depth(self) -> int:
+        """Of the trees."""
+        return self.drafter.tree.max_depth if self.drafter else 0
+
+    def sized(self, tree: TreeShape) -> "Stepper":
+        """The same with trees of another shape."""
+        return replace(self, drafter=self.drafter.sized(tree)) if self.drafter else self
 
     @property
     def simulates(self) -> bool:

@@ -1,9 +1,13 @@
 """Which steps are timed at start."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from engines import make_core, random_prompts, run
 
 from eagle_rt.engine.calibrate import trees_to_time
+from eagle_rt.engine.request import SamplingParams
 from eagle_rt.kernels import products
 from eagle_rt.tree_shape import TreeShape
 
@@ -29,3 +33,12 @@ def test_a_jump_is_known_of_our_own_products(monkeypatch: pytest.MonkeyPatch, is
     pytest.importorskip("numba")
     monkeypatch.setattr(products, "takes_own_kernel", lambda weight: is_ours)
     assert products.rows_at_once(torch.zeros(1, 1)) == (12 if is_ours else None)
+
+
+@pytest.mark.parametrize("tree", [(1, 1, 2), (1, 3, 4)], ids=str)
+def test_trees_of_one_level_are_measured_and_served(target_dir: Path, head_dir: Path, tree: tuple[int, int, int]) -> None:
+    """As a target's own multi-token-prediction layer drafts: no step has a second level that could be timed."""
+    prompts, setting = random_prompts(2, seed=3, longest=20), SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)
+    expected = run(make_core(target_dir), prompts, setting)
+    core = make_core(target_dir, head_dir, tree, speculative_tree="adaptive")
+    assert run(core, prompts, setting) == expected

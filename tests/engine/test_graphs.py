@@ -1,9 +1,10 @@
 """Captured steps. A CPU has no graphs: there the callable that would be captured runs over the same fixed places, and every way in
 which it could read a tensor on the host is watched."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
+from eagle_rt.engine import graphs
 from eagle_rt.engine.build import build_core
 from eagle_rt.engine.capture import ATTENTION_PARTS_BYTES, capture_steps, graph_batch_sizes, graph_bytes
 from eagle_rt.engine.core import EngineCore
-from eagle_rt.engine.graphs import StepGraph, StepGraphs, default_batch_sizes
+from eagle_rt.engine.graphs import GraphResult, StepGraph, StepGraphs, default_batch_sizes
 from eagle_rt.engine.load import model_info, require_room
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.request import SamplingParams, SpeculativeParams
 from eagle_rt.kernels import dispatch
 from eagle_rt.models import layers
 from eagle_rt.models.spec import model_spec, read_config
-from eagle_rt.tree_shape import TreeShape
+from eagle_rt.speculate.tree_choice import PayingTree, trees_within
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 SETTINGS = [
     SamplingParams(temperature=0, max_new_tokens=7, ignore_eos=True),
@@ -32,11 +35,25 @@ SETTINGS = [
 ]
 
 
-def make_captured(target_dir: Path, head_dir: Path, tree: Tree | None, batch_sizes: tuple[int, ...], **options: Any) -> EngineCore:
+@pytest.fixture(autouse=True)
+def _time_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels take a thousand times as long in the interpreter."""
+    monkeypatch.setattr(graphs, "NUM_TIMED", 1)
+
+
+def make_captured(
+    target_dir: Path,
+    head_dir: Path,
+    tree: Tree | None,
+    batch_sizes: tuple[int, ...],
+    speculative_tree: str = "fixed",
+    **options: Any,
+) -> EngineCore:
     options = {"attention_backend": "triton", "max_total_tokens": 512, "context_length": 64, **options}
     config = make_config(target_dir, head_dir, tree, cuda_graph_bs=batch_sizes, max_running_requests=4, **options)
     core, _ = build_core(config, model_info(config))
-    notes = capture_steps(core, config)
+    # A CPU's own steps, which the host decides on, need not be measured first.
+    notes = capture_steps(core, replace(config, speculative_tree=speculative_tree))
     assert "captured a step" in notes[0]
     return core
 
@@ -104,11 +121,11 @@ def test_padding_harms_no_one_and_results_stay_in_place(target_dir: Path, head_d
     others = [page for page in range(num_pages) if page not in own]
     slots = (torch.tensor(others)[:, None] * page_size + torch.arange(page_size)).flatten()
     before = pool.storage[:, slots].clone()
-    graph = core.runner.graphs.find(2)
+    graph = core.runner.graphs.find(2, core.runner.tree_shape)
     with torch.inference_mode():
         place = graph._output.data_ptr()
-        first = graph.launch(requests, follows=False)()
-        assert graph.launch(requests, follows=False)() == first
+        first = graph.launch(requests, follows=False)().rows
+        assert graph.launch(requests, follows=False)().rows == first
     assert graph._output.data_ptr() == place
     assert len(first) == 2
     assert torch.equal(pool.storage[:, slots], before)
@@ -119,12 +136,12 @@ def test_a_step_is_launched_before_the_one_ahead_is_read(target_dir: Path, head_
     log: list[str] = []
     original = StepGraph.launch
 
-    def launch(self: StepGraph, requests: Any, *, follows: bool) -> Callable[[], list[list[int]]]:
+    def launch(self: StepGraph, requests: Any, *, follows: bool) -> Callable[[], GraphResult]:
         number = sum(entry.startswith("launch") for entry in log)
         log.append(f"launch {number}{' from where the last left off' if follows else ''}")
         read = original(self, requests, follows=follows)
 
-        def logged() -> list[list[int]]:
+        def logged() -> GraphResult:
             log.append(f"read {number}")
             return read()
 
@@ -219,16 +236,19 @@ def captured_callable(graph: StepGraph) -> Callable[[], Tensor]:
 
 
 @pytest.mark.parametrize("has_penalties", [False, True])
-@pytest.mark.parametrize("tree", [None, (1, 1, 2), (3, 2, 6)], ids=str)
+@pytest.mark.parametrize("tree", [None, (3, 2, 6)], ids=str)
 def test_what_is_captured_never_reads_a_tensor(
     target_dir: Path, head_dir: Path, tree: Tree | None, has_penalties: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a GPU: a CPU's own kernels read their operands on the host.
     monkeypatch.setattr(layers, "product_with", lambda weight, bias: None)
     monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
-    core = make_captured(target_dir, head_dir, tree, (2,))
+    core = make_captured(target_dir, head_dir, tree, (2,), speculative_tree="adaptive")
+    captured = core.runner.graphs
+    assert NO_SPECULATION in captured.trees
     with watching(monkeypatch):
-        captured_callable(core.runner.graphs.find(2, has_penalties=has_penalties))()
+        for shape in captured.trees:
+            captured_callable(captured.find(2, shape, has_penalties=has_penalties))()
 
 
 @pytest.mark.parametrize("read", [Tensor.item, Tensor.tolist, torch.nonzero, bool], ids=["item", "tolist", "nonzero", "bool"])
@@ -248,7 +268,100 @@ def test_one_that_did_would_be_caught(
 
     drafter.propose = reading
     with pytest.raises(HostReadError), watching(monkeypatch):
-        captured_callable(core.runner.graphs.find(1))()
+        captured_callable(core.runner.graphs.find(1, core.runner.tree_shape))()
+
+
+class InTurns:
+    """Another tree in every step, and what was learned of them."""
+
+    def __init__(self, trees: list[TreeShape]) -> None:
+        self._trees, self.learned = cycle(trees), []
+
+    def best(self, batch_size: int, *, is_sampled: bool) -> TreeShape:
+        return next(self._trees)
+
+    def learn(self, tree: TreeShape, gains: Sequence[int], ms: float, *, is_sampled: bool) -> None:
+        assert ms > 0
+        assert all(1 <= gain <= tree.max_depth + 1 for gain in gains)
+        self.learned.append(tree)
+
+
+@pytest.mark.parametrize("batch_sizes", [(4,), (1,)], ids=str)
+def test_trees_may_change_from_step_to_step(target_dir: Path, head_dir: Path, batch_sizes: tuple[int, ...]) -> None:
+    """Captured, each before the one ahead of it is read, and in batches that are too large: nothing of the texts changes, and a
+    tree after a step without one accepts what it does after others."""
+    prompts = random_prompts(3, seed=4, longest=20)
+    settings = [replace(setting, max_new_tokens=9) for setting in SETTINGS]
+    config = make_config(target_dir, head_dir, None)
+    expected = run(build_core(config, model_info(config))[0], prompts, settings)
+    core = make_captured(target_dir, head_dir, (2, 2, 5), batch_sizes, speculative_tree="adaptive")
+    trees = core.runner.graphs.trees
+    assert trees == trees_within(TreeShape(2, 2, 5))[::-1]
+    core.runner.choice = InTurns(trees)
+    assert run(core, prompts, settings) == expected
+    assert core.runner.choice.learned[: len(trees)] == trees
+    metrics = core.current_metrics()
+    assert 0 < metrics.num_undrafted < metrics.num_drafts
+
+
+def test_a_head_follows_while_nothing_is_drafted(target_dir: Path, head_dir: Path) -> None:
+    """What a tree accepts after rests is what it accepts where there were none."""
+    prompts, setting = random_prompts(1, seed=8), [replace(SETTINGS[0], max_new_tokens=16)]
+    tree, states = TreeShape(2, 1, 3), []
+    core = make_captured(target_dir, head_dir, (2, 1, 3), (1,), speculative_tree="adaptive")
+    by_position = states_by_position(core)
+    for trees in ([tree], [NO_SPECULATION, NO_SPECULATION, tree]):
+        core.runner.choice = InTurns(trees)
+        run(core, prompts, setting)
+        states.append(dict(by_position))
+        by_position.clear()
+    always, seldom = states
+    shared = set(always) & set(seldom)
+    assert len(shared) > 3
+    for position in shared:
+        torch.testing.assert_close(seldom[position], always[position])
+
+
+def states_by_position(core: EngineCore) -> dict[int, Tensor]:
+    """Of the first state row, filled while the engine runs: the head's state by where the last token stands."""
+    drafter, states = core.runner.stepper.drafter, {}
+    for tree in core.runner.graphs.trees:
+        own = core.runner.graphs.find(1, tree)._stepper.drafter
+        assert own._states is drafter._states, "all trees go on from the same states"
+        original = own.propose
+
+        def propose(sequences: Any, original: Callable[..., Any] = original) -> Any:
+            row = int(sequences.state_rows[0])
+            states[int(sequences.positions[0])] = drafter._states[row].clone()
+            return original(sequences)
+
+        own.propose = propose
+    return states
+
+
+def test_an_adaptive_engine_is_given_what_steps_take(target_dir: Path, head_dir: Path) -> None:
+    core = make_captured(target_dir, head_dir, (2, 1, 3), (1, 2), speculative_tree="adaptive")
+    assert isinstance(core.runner.choice, PayingTree)
+    assert core.runner.host_stepper is None
+    prompts, config = random_prompts(2, seed=5, longest=9), make_config(target_dir, head_dir, None)
+    assert run(core, prompts, SETTINGS[1:]) == run(build_core(config, model_info(config))[0], prompts, SETTINGS[1:])
+
+
+def test_requests_that_want_no_drafts_get_none(target_dir: Path, head_dir: Path) -> None:
+    prompts, plain = random_prompts(2, seed=5, longest=9), SpeculativeParams(enabled=False)
+    core = make_captured(target_dir, head_dir, (1, 1, 2), (2,), speculative_tree="adaptive")
+    run(core, prompts, [replace(SETTINGS[0], speculative=plain)] * 2)
+    assert core.current_metrics().num_undrafted == core.current_metrics().num_drafts > 0
+
+
+def test_large_batches_draft_nothing_where_that_is_asked_for(target_dir: Path, head_dir: Path) -> None:
+    core = make_captured(target_dir, head_dir, (2, 1, 3), (1, 2), speculative_disable_by_batch_size=1)
+    prompts = random_prompts(2, seed=5, longest=9)
+    run(core, prompts[:1], SETTINGS[:1])
+    assert core.current_metrics().num_undrafted == 0
+    core.forget_metrics()
+    run(core, prompts, [SETTINGS[0]] * 2)
+    assert core.current_metrics().num_undrafted >= 2 * 6
 
 
 def test_capturing_that_fails_is_said_or_refused(target_dir: Path, head_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

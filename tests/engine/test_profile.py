@@ -78,6 +78,9 @@ def test_what_a_profile_was_made_for(target_dir: Path, head_dir: Path, tmp_path:
     half, _ = config_for(target_dir, head_dir, dtype="bfloat16", speculative_profile=str(file))
     with pytest.raises(ValueError, match="was made for dtype float32, and this is bfloat16"):
         find_profile(half, info)
+    rounded, _ = config_for(target_dir, head_dir, speculative_draft_model_quantization="auto", speculative_profile=str(file))
+    with pytest.raises(ValueError, match="was made for quantization none, and this is auto"):
+        find_profile(rounded, info)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +88,12 @@ def test_what_a_profile_was_made_for(target_dir: Path, head_dir: Path, tmp_path:
     [
         (lambda document: "{not json", "cannot be read"),
         (lambda document: "[]", "cannot be read"),
-        (lambda document: json.dumps({**document, "format": 99}), "is of format 99, and this is format 5"),
+        (lambda document: json.dumps({**document, "format": 99}), "is of format 99, and this is format 6"),
         (lambda document: json.dumps({**document, "costs": {}}), "is damaged"),
         (lambda document: json.dumps({**document, "estimator": ["x"]}), "is damaged"),
         (lambda document: json.dumps({**document, "estimator": []}), "is damaged"),
+        (lambda document: json.dumps({**document, "estimator": [float("nan")] * 9}), "some that are no numbers"),
+        (lambda document: json.dumps(document).replace('"per_sequence": 0.1', '"per_sequence": Infinity'), "are no table"),
         (lambda document: json.dumps({**document, "bounds": {"num_steps": 1, "top_k": 1, "num_draft_tokens": 9}}), "no such tree"),
     ],
 )
