@@ -17,7 +17,8 @@ from eagle_rt.speculate.step import Stepper
 from eagle_rt.tree.verify import Acceptance
 from eagle_rt.tree_shape import TreeShape
 
-NUM_TIMED = 3
+# How often every step is timed, and the least that it is believed to take.
+NUM_TIMED, LEAST_MS = 3, 1e-3
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,7 @@ class StepGraphs:
         for _ in range(NUM_TIMED):
             for (size, tree, has_penalties), graph in self._graphs.items():
                 if not has_penalties:
-                    ms = graph.launch((), follows=False)().ms
+                    ms = max(LEAST_MS, graph.launch((), follows=False)().ms)
                     measured[size][tree] = min(ms, measured[size].get(tree, ms))
         return measured
 
