@@ -1,11 +1,14 @@
 """`--enable-torch-compile`: compile the passes that decoding makes, and run each once before the first request comes."""
 
 import time
+from collections.abc import Iterable
 
 from eagle_rt.config import EngineConfig
+from eagle_rt.engine.capture import captured_trees, captures_steps
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.request import SamplingParams
+from eagle_rt.tree_shape import TreeShape
 
 DEFAULT_MAX_BATCH = {"cpu": 1, "cuda": 8}
 
@@ -23,10 +26,10 @@ def compile_passes(core: EngineCore, models: LoadedModels, config: EngineConfig)
     max_batch = min(max_batch, config.max_running_requests)
     shape = core.runner.tree_shape
     batches = range(1, max_batch + 1)
-    passes = [models.target.compile({batch * shape.num_draft_tokens for batch in batches})]
+    target_rows, head_rows = rows_of_passes(captured_trees(config, shape) if captures_steps(config) else [shape], batches)
+    passes = [models.target.compile(target_rows)]
     if models.head and shape.num_steps:
-        rows = {shape.max_depth + 1} | ({shape.top_k} if shape.num_steps > 1 else set())
-        passes.append(models.head.compile({batch * row for batch in batches for row in rows}))
+        passes.append(models.head.compile(head_rows))
 
     sampling = SamplingParams(temperature=0, max_new_tokens=2 * shape.num_steps + 3, ignore_eos=True)
     for batch in batches:
@@ -40,3 +43,15 @@ def compile_passes(core: EngineCore, models: LoadedModels, config: EngineConfig)
     note = f"compiled in {time.perf_counter() - start:.1f} s: passes of the target with {counts[0]} rows"
     notes = [note + (f", of the head with {counts[1]}" if len(counts) > 1 else "")]
     return notes + [f"WARNING: --enable-torch-compile failed, this pass runs eagerly: {failure}" for failure in sorted(failures)]
+
+
+def rows_of_passes(trees: Iterable[TreeShape], batch_sizes: Iterable[int]) -> tuple[set[int], set[int]]:
+    """The rows of every pass of the target, and of the head, that steps with these trees make."""
+    target_rows, head_rows = set(), set()
+    for tree in trees:
+        # What the target has confirmed is read by the head, then each level but the last is fed to it.
+        own = {tree.max_depth + 1} | ({tree.top_k} if tree.num_steps > 1 else set())
+        for batch_size in batch_sizes:
+            target_rows.add(batch_size * tree.num_draft_tokens)
+            head_rows |= {batch_size * rows for rows in own}
+    return target_rows, head_rows

@@ -7,9 +7,11 @@ import torch
 from engines import make_config, random_prompts, run
 
 from eagle_rt.engine.build import build_core
+from eagle_rt.engine.compile import rows_of_passes
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import model_info
 from eagle_rt.engine.request import SamplingParams
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 
 def build(target_dir: Path, head_dir: Path, tree: tuple[int, int, int] | None, **options: object) -> tuple[EngineCore, list[str]]:
@@ -56,3 +58,9 @@ def test_a_failing_compiler_is_said_and_survived(target_dir: Path, head_dir: Pat
 def test_strict_refuses(target_dir: Path, head_dir: Path) -> None:
     with pytest.raises(ValueError, match=r"--strict.*no compiler here"):
         build(target_dir, head_dir, (2, 2, 4), enable_torch_compile=True, strict=True)
+
+
+def test_passes_of_all_trees_are_compiled() -> None:
+    assert rows_of_passes([NO_SPECULATION], [1, 2]) == ({1, 2}, {1, 2})
+    assert rows_of_passes([TreeShape(1, 4, 5)], [1]) == ({5}, {2})
+    assert rows_of_passes([TreeShape(3, 4, 8), TreeShape(2, 1, 3)], [1, 2]) == ({8, 16, 3, 6}, {4, 8, 3, 6, 1, 2})
