@@ -112,8 +112,9 @@ class EngineConfig:
     )
     speculative_tree: str = option(
         "speculation",
-        "adaptive: every step drafts what is expected to pay, up to the three numbers above, or nothing. fixed: exactly those "
-        "numbers. auto: adaptive on a CPU; on a GPU fixed, until the other has been measured.",
+        "adaptive: every step drafts what is expected to pay, up to the three numbers above, or nothing; captured steps choose "
+        "among a few such trees. fixed: exactly those numbers. auto: adaptive on a CPU; on a GPU fixed, until the other has been "
+        "measured.",
         "auto",
         choices=list(TREES),
     )
