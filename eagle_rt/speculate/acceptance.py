@@ -24,6 +24,8 @@ NUM_SHARED = 4
 # How strongly a fit is held to the weights of the cold start: each of these, what all depths are moved by alike, and each of them
 # beyond that. Heads differ in how sure they are, and hardly in the rest, of which a few dozen observations would say anything.
 SHARED_STRENGTHS, ALIKE_STRENGTH, DEPTH_STRENGTH = [16.0, 64.0, 256.0, 64.0], 2.0, 128.0
+# How many steps a drift remembers, what it is held to nothing by, in units of expected variances of nodes, and the most it may be.
+DRIFT_MEMORY, DRIFT_HELD_BY, MOST_DRIFT = 1.0 - 1.0 / 64, 8.0, 2.0
 # Fitted by benchmarks/estimator.py to 15,300 nodes that the built-in EAGLE-3 head drafted for the built-in prompts at temperatures
 # from 0 to 2.
 DEFAULT_WEIGHTS = [1.11, -0.27, -0.18, -0.34, 0.31, 0.23, 0.26, 0.14, 0.12]
@@ -178,6 +180,22 @@ def most_probable(inputs: Floats, labels: Floats, weights: Floats, start: Floats
         shorter = (weights - step / 2**halvings for halvings in range(MOST_HALVINGS))
         weights, least = next(((own, new) for own in shorter if (new := loss(own)) < least), (weights, least))
     return weights
+
+
+class Drift:
+    """By how many logits nodes are accepted more often lately than the estimator says: texts change within a few requests, and
+    weights, which say what is true of all texts, follow slowly. Every step with drafts tells."""
+
+    def __init__(self) -> None:
+        self.logits, self._information = 0.0, DRIFT_HELD_BY
+
+    def move(self, num_accepted: float, expected: float, variance: float) -> None:
+        """So many nodes were accepted where `expected` were, with this variance: a step of Newton's method, held to nothing by a
+        normal prior, in which earlier steps fade."""
+        earlier = DRIFT_MEMORY * (self._information - DRIFT_HELD_BY)
+        self._information = DRIFT_HELD_BY + earlier + variance
+        self.logits += (num_accepted - expected - (1.0 - DRIFT_MEMORY) * DRIFT_HELD_BY * self.logits) / self._information
+        self.logits = min(MOST_DRIFT, max(-MOST_DRIFT, self.logits))
 
 
 def prior_precision(max_depth: int) -> Floats:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from eagle_rt.speculate.acceptance import AcceptanceEstimator, Calibration, VerifiedNodes
+from eagle_rt.speculate.acceptance import AcceptanceEstimator, Calibration, Drift, VerifiedNodes
 from eagle_rt.speculate.compiled import CHILD_PRICES, MORE_NODES, grown, learn_children, surprises_of, worth_verifying
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.drafters import LEVELS_OF_A_LESSON, Decision, DrafterChoice
@@ -46,6 +46,7 @@ class AdaptivePolicy:
         self.costs, self.estimator, self.prices, self.book = costs, estimator, PriceBook(costs), MembersBook(estimator)
         self.choice = DrafterChoice(self.prices, self.book)
         self.num_drafted_steps = 0
+        self.drifts = {is_sampled: Drift() for is_sampled in (False, True)}
         self._last: Decision | None = None
         self._max_batch_size = max_batch_size
         # [D, 2, P] below a node of depth d, for greedy and for sampled sequences, at each of CHILD_PRICES: the expected sum of what
@@ -98,6 +99,8 @@ class AdaptivePlan:
         self._members, self._price = decision.members, decision.price
         self._verified: Verified | None = None
         self._chances = NO_CHANCES  # of all candidates so far
+        self._drift, self._expected, self._variance = policy.drifts[decision.conditions.is_sampled], 0.0, 0.0
+        self._members.drift_to(self._drift.logits)
         self.drafters = decision.drafters
         policy.num_drafted_steps += 1
         is_due = policy.num_drafted_steps <= NUM_FIRST_LESSONS or policy.num_drafted_steps % STEPS_A_LESSON == 0
@@ -128,7 +131,9 @@ class AdaptivePlan:
 
     def keep(self, candidates: Candidates) -> Ints:
         prices = self._price.verify(len(candidates))
-        kept, count, last = worth_verifying(candidates.values, candidates.owners, self._members.bounds.most_drafts, prices)
+        kept, count, last, self._expected, self._variance = worth_verifying(
+            candidates.values, candidates.owners, self._members.bounds.most_drafts, prices
+        )
         if self.teaches:
             self._verified = Verified(count, float(prices[count] - prices[0]) / self._price.rate_of_trees, last)
         return kept
@@ -146,6 +151,7 @@ class AdaptivePlan:
         steps.add(gained, total_ms / plain_ms, reading_ms / plain_ms, len(self.drafters) / batch_size, self._verified)
         if policy.num_drafted_steps > NUM_UNSETTLED and not is_reading:
             steps.add_worth(self._worth_beyond(steps, record, total_ms - reading_ms))
+        self._drift.move(record.num_gained - batch_size, self._expected, self._variance)
         policy.prices.add_steps(1)
         policy.choice.stay.add_steps(batch_size)
         policy.choice.allow_tries(total_ms)

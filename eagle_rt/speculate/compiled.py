@@ -190,10 +190,10 @@ def grown(
 
 
 @compiled
-def worth_verifying(chances: Floats, owners: Ints, limits: Ints, prices: Floats) -> tuple[Ints, int, float]:
+def worth_verifying(chances: Floats, owners: Ints, limits: Ints, prices: Floats) -> tuple[Ints, int, float, float, float]:
     """The places, ascending, of the nodes that are worth verifying, of which 0, 1, ... cost so much; how many they are without the
-    limits of their owners; and the chance of the last one that is worth it: of the last of them, but no less than the best one of
-    the others has, nor than what more of those would cost."""
+    limits of their owners; the chance of the last one that is worth it: of the last of them, but no less than the best one of
+    the others has, nor than what more of those would cost; and how many of them will be accepted, and the variance of that."""
     order = descending(chances)
     ordered = chances[order]
     count = worth_of(ordered, prices)[0]
@@ -201,7 +201,13 @@ def worth_verifying(chances: Floats, owners: Ints, limits: Ints, prices: Floats)
     next_price = 1.0
     for number in range(count + 1, len(prices)):
         next_price = min(next_price, (prices[number] - prices[count]) / (number - count))
-    return best_places(order[:count], owners, limits), count, min(most, max(least, next_price))
+    places = best_places(order[:count], owners, limits)
+    said = variance = 0.0
+    for place in places:
+        chance = float(chances[place])
+        said += chance
+        variance += chance * (1.0 - chance)
+    return places, count, min(most, max(least, next_price)), said, variance
 
 
 @compiled

@@ -17,7 +17,7 @@ class Members:
     """What remains the same from step to step, until one leaves. [B] each.
 
     kinds: 0 for greedy and 1 for sampled sequences. numbers: [5, B] slopes and offsets of the estimator's lines, with each one's
-    own correction; kinds; and the most levels and nodes of a level.
+    own correction and the drift of all; kinds; and the most levels and nodes of a level.
     """
 
     def __init__(
@@ -28,6 +28,7 @@ class Members:
         self.temperatures = np.array([sequence.temperature for sequence in sequences])
         self.kinds = (self.temperatures > 0).astype(np.int64)
         self._weights: NDArray | None = None
+        self._drift = 0.0
 
     def __len__(self) -> int:
         return len(self.key)
@@ -40,6 +41,12 @@ class Members:
         corrected = [offset + history.correction for (_, offset), history in zip(self._lines, self.histories, strict=True)]
         slopes = [slope for slope, _ in self._lines]
         self.numbers = np.array([slopes, corrected, self.kinds, self.bounds.num_steps, self.bounds.top_ks], dtype=np.float64)
+        self.numbers[1] += self._drift
+
+    def drift_to(self, logits: float) -> None:
+        """All nodes are accepted more often than is estimated, by so many logits."""
+        self.numbers[1] += logits - self._drift
+        self._drift = logits
 
 
 class MembersBook:

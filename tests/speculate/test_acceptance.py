@@ -1,8 +1,9 @@
 """The estimator against the truth that made its observations up."""
 
 import numpy as np
+import pytest
 
-from eagle_rt.speculate.acceptance import FIT_EVERY, AcceptanceEstimator, Calibration, VerifiedNodes
+from eagle_rt.speculate.acceptance import FIT_EVERY, MOST_DRIFT, AcceptanceEstimator, Calibration, Drift, VerifiedNodes, logistic
 from eagle_rt.speculate.compiled import chances_of_level
 
 
@@ -112,3 +113,27 @@ def test_calibration_counts() -> None:
     assert np.isclose(calibration.predicted[9], 2.86)
     assert np.isclose(calibration.brier_score, (0.05**2 + 0.05**2 + 0.91**2) / 4)
     assert np.isclose(calibration.raw_brier_score, 0.25)
+
+
+@pytest.mark.parametrize("truth", [-0.7, 0.0, 0.5])
+def test_a_drift_finds_by_how_much_nodes_are_accepted_more_often(truth: float) -> None:
+    """Within some tens of steps, of eight nodes each."""
+    rng, drift, found = np.random.default_rng(0), Drift(), []
+    for number in range(400):
+        logits = rng.normal(0.0, 1.5, 8)
+        said = logistic(logits + drift.logits)
+        drift.move(float((rng.uniform(size=8) < logistic(logits + truth)).sum()), said.sum(), (said * (1 - said)).sum())
+        if number >= 60:
+            found.append(drift.logits)
+    assert abs(np.mean(found) - truth) < 0.12
+    assert np.std(found) < 0.25
+
+
+def test_a_drift_has_its_limits_and_ends_where_nothing_is_expected() -> None:
+    drift = Drift()
+    for _ in range(2000):
+        drift.move(0.0, 6.0, 1.0)
+    assert drift.logits == -MOST_DRIFT
+    for _ in range(2000):
+        drift.move(0.0, 0.0, 0.0)
+    assert abs(drift.logits) < 0.01

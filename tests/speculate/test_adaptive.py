@@ -135,3 +135,23 @@ def test_what_the_verified_nodes_take_is_remembered() -> None:
     assert isinstance(plan, AdaptivePlan)
     assert plan._verified
     assert (plan._verified.num_nodes, plan._verified.more_ms) == (2, pytest.approx(2 * 2.0))
+
+
+def test_nodes_are_believed_less_where_fewer_are_accepted() -> None:
+    """By what every step has gained, whether it teaches or not, and of greedy sequences if those draft."""
+    chances = []
+    for num_gained in (1, 3):
+        adaptive = Served(costs(start=0.01, level=50.0, node=0.1))
+        decision = begun(adaptive, [0.0])._decision
+        for _ in range(100):
+            adaptive.num_drafted_steps = NUM_FIRST_LESSONS
+            plan = AdaptivePlan(adaptive, decision)
+            assert not plan.teaches
+            nodes = level(np.zeros(3, dtype=np.int64), np.full(3, -1), 1, np.array([0.5, 0.3, 0.2]))
+            plan.expand(nodes)
+            parts = [Observation("start", 1, 1, 0.01), Observation("verify", 1, 3, 10.2)]
+            plan.learn(StepRecord(nodes, plan.keep(nodes), lambda: np.zeros(0), num_gained, parts))
+        chances.append(nodes.values[0])
+        assert adaptive.drifts[True].logits == 0.0
+    assert chances[0] < 0.2
+    assert chances[1] > 0.7

@@ -167,13 +167,15 @@ def test_what_is_verified_is_worth_most(functions: Any) -> None:
     for _ in range(100):
         chances, owners = rng.uniform(0.0, 1.0, 12).round(1), rng.integers(0, 3, 12)
         prices, limits = tiled_prices(rng, 12), rng.integers(0, 6, 3)
-        kept, count, _ = functions.worth_verifying(chances, owners, limits, prices)
+        kept, count, _, said, variance = functions.worth_verifying(chances, owners, limits, prices)
         ranked = sorted(range(12), key=lambda node: -chances[node])
         assert sum(chances[ranked[:count]]) - prices[count] == pytest.approx(worth(chances, prices))
         expected = [
             node for owner in range(3) for node in [node for node in ranked[:count] if owners[node] == owner][: limits[owner]]
         ]
         assert kept.tolist() == sorted(expected)
+        assert said == pytest.approx(chances[kept].sum())
+        assert variance == pytest.approx((chances[kept] * (1 - chances[kept])).sum())
     nothing, nobody = np.zeros(0), np.zeros(0, dtype=np.int64)
     assert functions.worth_verifying(nothing, nobody, np.ones(3, dtype=np.int64), np.zeros(1))[1] == 0
 
@@ -191,7 +193,7 @@ def test_what_is_verified_is_worth_most(functions: Any) -> None:
 def test_the_last_node_that_is_worth_it(functions: Any, prices: list[float], count: int, last_chance: float) -> None:
     """Its chance lies between those of the last one that is verified and of the best one that is not."""
     nobody, chances = np.zeros(4, dtype=np.int64), np.array([0.6, 0.9, 0.1, 0.26])
-    _, found, last = functions.worth_verifying(chances, nobody, nobody[:1] + 9, np.array(prices))
+    _, found, last, _, _ = functions.worth_verifying(chances, nobody, nobody[:1] + 9, np.array(prices))
     assert (found, last) == (count, pytest.approx(last_chance))
 
 
