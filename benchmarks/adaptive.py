@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import date
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,11 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench_speculative import environment
+from benchmarks.drafting_run import parsed, write
 from eagle_rt.bench.lockstep import quiet_rounds
 from eagle_rt.bench.sweep import Measurement, Setting, add_metrics, calibration_columns, core_for, generate
 from eagle_rt.bench.workload import Workload, load_workload
-from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
+from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models, model_info
 from eagle_rt.engine.request import SamplingParams
@@ -315,9 +314,7 @@ def main() -> None:
     parts = {"points": points, "switch": switch, "coupling": coupling, "overhead": overhead}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=list(parts))
-    parser.add_argument("--name", default="", help="of the file that is written, besides the part and the date")
     parser.add_argument("--datasets", nargs="+", default=["gsm8k", "mt_bench", HOSTILE])
-    parser.add_argument("--dataset-dir", type=Path)
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--trees", nargs="+", default=["1,1,2", "2,1,3", "3,1,4", "3,2,8", "5,4,16"])
@@ -328,23 +325,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--most-stolen", type=float, default=0.01, help="of the time of a round, else it is made again")
     parser.add_argument("--settle-seconds", type=float, default=10.0, help="of adaptive trees, before each point")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--phases", type=int, default=6)
     parser.add_argument("--phase-seconds", type=float, default=4.0)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results", help="folder of the JSON file")
-    add_flags(parser)
-    args = parser.parse_args()
-    config = resolve_device(config_from_args(args))
-    config = replace(config, speculative_algorithm=config.speculative_algorithm or "EAGLE3", speculative_fit_check="off")
+    args, config = parsed(parser)
     info = model_info(config)
     rows = parts[args.part](args, config, info, load_models(config, info))
-    document: dict[str, Any] = {"command": " ".join(sys.argv[1:]), "environment": environment(config), "rows": rows}
+    results: dict[str, Any] = {"rows": rows}
     if args.part == "points":
-        document["mix"] = mix(rows)
-        print(json.dumps(document["mix"], indent=1))
-    name = "_".join(filter(None, ["adaptive", args.part, args.name, date.today().isoformat()]))
-    args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+        results["mix"] = mix(rows)
+        print(json.dumps(results["mix"], indent=1))
+    write(f"adaptive_{args.part}", args, config, **results)
 
 
 if __name__ == "__main__":

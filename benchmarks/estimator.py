@@ -6,11 +6,9 @@ nothing was fitted to; and weights fitted to those of the built-in prompts, whic
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench_speculative import environment
+from benchmarks.drafting_run import parsed, write
 from eagle_rt.bench.sweep import Setting, core_for
 from eagle_rt.bench.workload import load_workload
-from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
+from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
 from eagle_rt.engine.request import SamplingParams
@@ -81,16 +79,15 @@ class Recorder(FixedPolicy):
 
 
 class Collection:
-    """Nodes of fixed trees for prompts at temperatures, one request at a time.
-
-    sharpness: of the head's probabilities.
-    """
+    """Nodes of fixed trees for prompts at temperatures, one request at a time."""
 
     def __init__(self, models: LoadedModels, config: EngineConfig, tree: TreeShape, args: argparse.Namespace) -> None:
-        self._models, self._config, self._tree, self._args = models, config, tree, args
+        self.tree = tree
+        self._models, self._config, self._args = models, config, args
 
     def steps(self, prompts: list[list[int]], temperature: float, sharpness: float = SHARPNESS) -> list[Step]:
-        core = core_for(self._models, replace(self._config, speculative_score_sharpness=sharpness), Setting(1, self._tree))
+        """sharpness: of the head's probabilities."""
+        core = core_for(self._models, replace(self._config, speculative_score_sharpness=sharpness), Setting(1, self.tree))
         stepper = core.runner.host_stepper
         assert stepper
         stepper.policy = recorder = Recorder()
@@ -128,7 +125,7 @@ def brier(chances: Floats, nodes: VerifiedNodes) -> float:
 
 
 def compare(
-    collection: Collection, name: str, prompts: list[list[int]], temperature: float, max_depth: int, weights: list[float]
+    collection: Collection, name: str, prompts: list[list[int]], temperature: float, weights: list[float]
 ) -> dict[str, Any]:
     """Brier scores over the nodes for some prompts: of the head's own probabilities, of the sharpened ones that all others start
     from, of the cold start, of what it learns from there on, and of weights that were fitted anew."""
@@ -136,6 +133,7 @@ def compare(
     nodes = together(steps)
     row: dict[str, Any] = {"dataset": name, "temperature": temperature, "nodes": len(nodes.labels)}
     row["head"], row["sharpened"] = brier(as_it_is.chances, as_it_is), brier(nodes.chances, nodes)
+    max_depth = collection.tree.num_steps
     cold, new = AcceptanceEstimator(max_depth), AcceptanceEstimator(max_depth, weights)
     row["cold"] = brier(np.concatenate([step.chances(cold) for step in steps]), nodes)
     row["learning"] = brier(while_running(steps, cold), nodes)
@@ -145,20 +143,13 @@ def compare(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", default="", help="of the file that is written, besides the date")
     parser.add_argument("--datasets", nargs="+", default=["gsm8k", "mt_bench", "humaneval"], help="to compare with")
-    parser.add_argument("--dataset-dir", type=Path)
     parser.add_argument("--num-prompts", type=int, default=40, help="of each")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.6, 1.0])
     parser.add_argument("--fit-temperatures", type=float, nargs="+", default=[0.0, 0.3, 0.6, 1.0, 1.5, 2.0])
     parser.add_argument("--tree", default="5,4,12")
     parser.add_argument("--max-new-tokens", type=int, default=192)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results", help="folder of the JSON file")
-    add_flags(parser)
-    args = parser.parse_args()
-    config = resolve_device(config_from_args(args))
-    config = replace(config, speculative_algorithm=config.speculative_algorithm or "EAGLE3", speculative_fit_check="off")
+    args, config = parsed(parser)
     info = model_info(config)
     tree = TreeShape(*map(int, args.tree.split(",")))
     collection = Collection(load_models(config, info), config, tree, args)
@@ -166,18 +157,17 @@ def main() -> None:
     def prompts(name: str, count: int | None) -> list[list[int]]:
         return load_workload(name, args.dataset_dir, info.tokenizer, count).prompts
 
-    to_fit = [step for temperature in args.fit_temperatures for step in collection.steps(prompts("builtin", None), temperature)]
+    built_in = prompts("builtin", None)
+    to_fit = [step for temperature in args.fit_temperatures for step in collection.steps(built_in, temperature)]
     weights = fitted_weights(to_fit, tree.num_steps)
     print(f"fitted to {int(together(to_fit).is_asked.sum())} nodes: {weights}", flush=True)
     rows = []
     for name in args.datasets:
+        own = prompts(name, args.num_prompts)
         for temperature in args.temperatures:
-            rows.append(compare(collection, name, prompts(name, args.num_prompts), temperature, tree.num_steps, weights))
+            rows.append(compare(collection, name, own, temperature, weights))
             print(rows[-1], flush=True)
-    document = {"command": " ".join(sys.argv[1:]), "environment": environment(config), "weights": weights, "rows": rows}
-    name = "_".join(filter(None, ["estimator", args.name, date.today().isoformat()]))
-    args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    write("estimator", args, config, weights=weights, rows=rows)
 
 
 if __name__ == "__main__":

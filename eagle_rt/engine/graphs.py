@@ -199,7 +199,7 @@ class StepGraphs:
     without; a batch runs in the smallest that holds it."""
 
     def __init__(self, steppers: dict[TreeShape, Stepper], batch_sizes: list[int], limits: GraphLimits, device: str) -> None:
-        self.batch_sizes, self.trees = sorted(batch_sizes), list(steppers)
+        self.batch_sizes, self.steppers = sorted(batch_sizes), steppers
         self._graphs: dict[tuple[int, TreeShape, bool], StepGraph] = {}
         memory, target = None, next(iter(steppers.values())).target
         with torch.inference_mode():
@@ -211,6 +211,10 @@ class StepGraphs:
                     for tree, stepper in steppers.items():
                         graph = StepGraph(stepper, inputs, device, memory)
                         self._graphs[batch_size, tree, penalties is not None], memory = graph, graph.memory
+
+    @property
+    def trees(self) -> list[TreeShape]:
+        return list(self.steppers)
 
     def find(self, batch_size: int, tree: TreeShape, *, has_penalties: bool = False) -> StepGraph | None:
         """None where the batch is larger than all of them."""

@@ -37,9 +37,9 @@ class Runner:
         self._steppers = {tree_shape: stepper}
         self._page_size, self._device = page_size, device
 
-    def use_graphs(self, graphs: StepGraphs, steppers: dict[TreeShape, Stepper], choice: TreeChoice) -> None:
-        """steppers: what was captured, for batches that are too large."""
-        self.graphs, self._steppers, self.choice = graphs, steppers, choice
+    def use_graphs(self, graphs: StepGraphs, choice: TreeChoice) -> None:
+        """Batches that are too large run what was captured eagerly."""
+        self.graphs, self._steppers, self.choice = graphs, graphs.steppers, choice
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
