@@ -78,7 +78,8 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
             FixedPolicy(config.speculative_disable_by_batch_size),
             config.speculative_simulate_accept_length,
         )
-    runner = Runner(stepper, host_stepper, tree_shape, config.page_size, device)
+    largest_batch = config.speculative_disable_by_batch_size
+    runner = Runner(stepper, host_stepper, tree_shape, config.page_size, device, largest_batch)
     scheduler = Scheduler(
         limits, models.eos_token_ids, use_prefix_cache=not config.disable_radix_cache, would_draft=runner.would_draft
     )

@@ -77,9 +77,7 @@ def capture_steps(core: EngineCore, config: EngineConfig) -> list[str]:
         if config.strict:
             raise ValueError(f"capturing CUDA graphs failed, and --strict was given: {reason}") from error
         return [f"WARNING: capturing CUDA graphs failed, steps run eagerly: {reason}"]
-    largest = config.speculative_disable_by_batch_size
-    choice = PayingTree(measured, largest) if config.sizes_trees else FixedTree(core.runner.tree_shape, largest)
-    core.runner.use_graphs(graphs, choice)
+    core.runner.use_graphs(graphs, PayingTree(measured) if config.sizes_trees else FixedTree(core.runner.tree_shape))
     sizes, trees = ", ".join(map(str, graphs.batch_sizes)), ", ".join(map(str, graphs.trees))
     megabytes = (memory_in_use(config.device) - memory) / 2**20
     taken = f"in {time.perf_counter() - start:.1f} s; graphs take {megabytes:.0f} MiB"

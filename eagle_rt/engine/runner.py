@@ -23,19 +23,26 @@ class Runner:
     """Owns the models and the caches.
 
     graphs: captured steps, for batches that fit one; of what trees the batches draft that do not, too, is then `choice`'s to say.
-    host_stepper: drafts where nothing is captured; without it, and for no speculation, steps are those of `stepper`.
+    host_stepper: drafts where nothing is captured; without it, and for no speculation, steps are those of `stepper`, which draft
+    for batches of up to max_batch_size.
     """
 
     def __init__(
-        self, stepper: Stepper, host_stepper: HostStepper | None, tree_shape: TreeShape, page_size: int, device: str
+        self,
+        stepper: Stepper,
+        host_stepper: HostStepper | None,
+        tree_shape: TreeShape,
+        page_size: int,
+        device: str,
+        max_batch_size: int | None,
     ) -> None:
         self.clock = StepClock()
         self.stepper, self.tree_shape = stepper, tree_shape
         self._host_stepper = host_stepper
         self.graphs: StepGraphs | None = None
         self.choice: TreeChoice = FixedTree(tree_shape)
-        self._steppers = {tree_shape: stepper}
-        self._page_size, self._device = page_size, device
+        self._steppers = {NO_SPECULATION: stepper.sized(NO_SPECULATION), tree_shape: stepper}
+        self._page_size, self._device, self._max_batch_size = page_size, device, max_batch_size
 
     def use_graphs(self, graphs: StepGraphs, choice: TreeChoice) -> None:
         """Batches that are too large run what was captured eagerly."""
@@ -97,7 +104,8 @@ class Runner:
 
     def _tree_for(self, requests: tuple[Request, ...]) -> TreeShape:
         """What a step of these drafts."""
-        if NO_SPECULATION in self._steppers and not any(request.bounds for request in requests):
+        is_small = self._max_batch_size is None or len(requests) <= self._max_batch_size
+        if NO_SPECULATION in self._steppers and not (is_small and any(request.bounds for request in requests)):
             return NO_SPECULATION
         return self.choice.best(len(requests), is_sampled=is_sampled(requests))
 

@@ -132,7 +132,7 @@ class AdaptivePlan:
     def keep(self, candidates: Candidates) -> Ints:
         prices = self._price.verify(len(candidates))
         kept, count, last, self._expected, self._variance = worth_verifying(
-            candidates.values, candidates.owners, self._members.bounds.most_drafts, prices
+            candidates.values, candidates.owners, self._members.bounds.most_drafts, prices, self._decision.is_halved
         )
         if self.teaches:
             self._verified = Verified(count, float(prices[count] - prices[0]) / self._price.rate_of_trees, last)
@@ -149,7 +149,7 @@ class AdaptivePlan:
             policy.prices.add_reading(self._price, len(self.drafters), self._num_missed(record), record.parts[0].ms)
         steps, gained = policy.prices.steps(conditions), record.num_gained / batch_size
         steps.add(gained, total_ms / plain_ms, reading_ms / plain_ms, len(self.drafters) / batch_size, self._verified)
-        if policy.num_drafted_steps > NUM_UNSETTLED and not is_reading:
+        if policy.num_drafted_steps > NUM_UNSETTLED and not is_reading and not self._decision.is_halved:
             steps.add_worth(self._worth_beyond(steps, record, total_ms - reading_ms))
         self._drift.move(record.num_gained - batch_size, self._expected, self._variance)
         policy.prices.add_steps(1)

@@ -13,6 +13,8 @@ NODE_PRICES = np.concatenate((np.zeros(1), np.geomspace(0.005, 0.9, 20)))
 MORE_NODES = 64
 # How fast it is forgotten what children have gained, for each parent.
 CHILD_RATE = 0.03
+# Numbers of rows that have a place of their own, and all places.
+NUM_SINGLE_PLACES, NUM_PLACES = 16, 36
 # Beyond these, more confidence of the head says nothing more.
 LEAST_LOG_PROB, MOST_LOG_PROB, MIN_SCORE = -12.0, -6e-6, -20.0
 
@@ -190,10 +192,15 @@ def grown(
 
 
 @compiled
-def worth_verifying(chances: Floats, owners: Ints, limits: Ints, prices: Floats) -> tuple[Ints, int, float, float, float]:
+def worth_verifying(
+    chances: Floats, owners: Ints, limits: Ints, prices: Floats, is_halved: bool
+) -> tuple[Ints, int, float, float, float]:
     """The places, ascending, of the nodes that are worth verifying, of which 0, 1, ... cost so much; how many they are without the
     limits of their owners; the chance of the last one that is worth it: of the last of them, but no less than the best one of
-    the others has, nor than what more of those would cost; and how many of them will be accepted, and the variance of that."""
+    the others has, nor than what more of those would cost; and how many of the places will be accepted, and the variance of that.
+
+    is_halved: only half of what is worth it, and one at least.
+    """
     order = descending(chances)
     ordered = chances[order]
     count = worth_of(ordered, prices)[0]
@@ -201,7 +208,7 @@ def worth_verifying(chances: Floats, owners: Ints, limits: Ints, prices: Floats)
     next_price = 1.0
     for number in range(count + 1, len(prices)):
         next_price = min(next_price, (prices[number] - prices[count]) / (number - count))
-    places = best_places(order[:count], owners, limits)
+    places = best_places(order[: (count + 1) // 2 if is_halved else count], owners, limits)
     said = variance = 0.0
     for place in places:
         chance = float(chances[place])
@@ -287,6 +294,29 @@ def interpolated(x: float, xs: Floats, ys: Floats) -> float:
 
 
 @compiled
+def place_of(num_rows: float) -> float:
+    """Where costs of so many rows are found: 1, 2, 3, ... rows have places of their own, and then half powers of two; others lie
+    between them, and what is beyond them is at the last one."""
+    if num_rows <= NUM_SINGLE_PLACES:
+        return max(0.0, num_rows - 1.0)
+    return min(NUM_PLACES - 1.0, NUM_SINGLE_PLACES - 1.0 + 2.0 * np.log2(num_rows / NUM_SINGLE_PLACES))
+
+
+@compiled
+def learn_difference(
+    means: Floats, covariance: Floats, at_first: Floats, place: int, surprise: float, faded: float, noise: float
+) -> None:
+    """A step of a Kalman filter: at one place [P] were so much more than its mean, give or take a variance of `noise`. Before that
+    the covariance [P, P] goes back to what it was at first by a share that has faded."""
+    covariance += faded * (at_first - covariance)
+    gains = covariance[place] / (covariance[place, place] + noise)
+    means += surprise * gains
+    row = covariance[place].copy()
+    for other in range(len(gains)):
+        covariance[other] -= gains[other] * row
+
+
+@compiled
 def part_ms(
     num_sequences: Floats,
     num_rows: Floats,
@@ -300,20 +330,19 @@ def part_ms(
     """[N] milliseconds of [N] numbers of sequences, or [1] of all, and [N] of rows: see `costs.PartCost`.
 
     filled_up: as how many rows 0, 1, ... count; correction, differences: what measurements differ by, a logarithm, and by how much
-    more at each half power of two of rows.
+    more at each of NUM_PLACES.
     """
     slope = max(0.0, (values[-1] - values[-2]) / (knots[-1] - knots[-2])) if len(knots) > 1 else 0.0
     ms = np.empty(len(num_rows))
-    for place in range(len(num_rows)):
-        rows = num_rows[place]
+    for index in range(len(num_rows)):
+        rows = num_rows[index]
         if len(filled_up):
             rows = filled_up[min(int(np.ceil(rows)), len(filled_up) - 1)]
         by_rows = interpolated(rows, knots, values) + slope * max(0.0, rows - knots[-1])
-        ms[place] = num_sequences[min(place, len(num_sequences) - 1)] * per_sequence + by_rows
-        halves = min(2.0 * np.log2(max(rows, 1.0)), len(differences) - 1.0)
-        left = min(int(halves), len(differences) - 2)
-        difference = differences[left] + (halves - left) * (differences[left + 1] - differences[left])
-        ms[place] *= np.exp(correction + difference)
+        ms[index] = num_sequences[min(index, len(num_sequences) - 1)] * per_sequence + by_rows
+        place = place_of(rows)
+        left = min(int(place), NUM_PLACES - 2)
+        ms[index] *= np.exp(correction + differences[left] + (place - left) * (differences[left + 1] - differences[left]))
     return ms
 
 
@@ -323,7 +352,10 @@ def compile_all() -> None:
     chances, children = two.copy(), np.ones((2, 2, len(CHILD_PRICES)))
     grown(-two, -two, nobody, chances, nothing, 1, two, np.ones((5, 2)), True, children, np.zeros((2, MORE_NODES + 5)))
     learn_children(children, np.zeros((2, 2)), chances, nobody, nobody - 1, nobody + 1, nobody)
-    worth_verifying(chances, nobody, nobody, np.zeros(3))
+    worth_verifying(chances, nobody, nobody, np.zeros(3), False)
     worth_of_drafts(best_of_levels(nobody, nobody + 1, chances, 1, 2, 2), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1)
     surprises_of(chances, nobody, nobody - 1, nobody, nothing, 1)
-    part_ms(two, two, nothing, np.arange(2.0), two, 0.0, 0.0, two)
+    places, square = np.zeros(NUM_PLACES), np.eye(NUM_PLACES)
+    part_ms(two, two, nothing, np.arange(2.0), two, 0.0, 0.0, places)
+    place_of(1)
+    learn_difference(places, square, square, 0, 0.0, 0.0, 1.0)

@@ -4,31 +4,21 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from eagle_rt.kernels.packed_linear import NO_TILES, RowTiles
 from eagle_rt.speculate.compiled import part_ms
+from eagle_rt.speculate.corrections import NO_DIFFERENCES, Correction, Machine
 from eagle_rt.speculate.forest import Floats, Ints
 
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
 PARTS = ("start", "level", "verify")
-# Corrections remember some 1 / (1 - memory) measurements, few of how fast the machine is and more of what conditions and numbers
-# of rows differ by, which are held to what they begin at by so many. One measurement counts as no farther from what was expected
-# than LARGEST_SURPRISE, a logarithm, and than FIRST_SURPRISE while there are few, since the machine stands still now and then.
-# But several that are as far off as FAR_OFF, a logarithm too, say that it was wrong what costs began at. What was measured of a
-# number of rows counts for less and less while FADE_MS of steps go by, down to a few measurements: when memory becomes faster some
-# numbers of rows do, and others do not.
-MACHINE_MEMORY, CONDITIONS_MEMORY, ROWS_MEMORY, HELD_BY, ROWS_HELD_BY = 0.9, 0.98, 0.99, 4.0, 2.0
-LARGEST_SURPRISE, FIRST_SURPRISE, NUM_FIRST, FAR_OFF = math.log(1.5), math.log(2.0), 8, 0.2
-FADE_MS, NUM_LASTING = 4000.0, 2.0
-# Of numbers of rows; how many measurements are taken before what they say is looked at; and as how many of its own those count that
-# were taken under the most similar conditions before.
-NUM_PLACES, MOST_UNREAD, MOST_HANDED_ON = 28, 16, 4.0
 # Costs of single sizes that are remembered; and measurements that wait until somebody asks what something costs.
 MOST_KNOWN, MOST_WAITING = 4096, 1024
-PLACES, NO_DIFFERENCES = np.arange(NUM_PLACES), np.zeros(NUM_PLACES)
+# Rows up to so many are filled up.
+MOST_FILLED_UP = 16384
 
 
 @dataclass(frozen=True)
@@ -71,103 +61,6 @@ class Conditions:
         return self.size, int(self.context).bit_length(), self.is_sampled
 
 
-class Moving:
-    """A mean over the latest measurements, some 1 / (1 - memory) of them, held to what it begins at."""
-
-    def __init__(self, begin: float, memory: float) -> None:
-        self.mean, self._memory, self._weight = begin, memory, HELD_BY
-
-    def move(self, surprise: float) -> float:
-        """By its share of what was not expected; what is left."""
-        self._weight = self._memory * self._weight + 1.0
-        self.mean += surprise / self._weight
-        return surprise - surprise / self._weight
-
-
-class Machine(Moving):
-    """How fast the machine is, for all parts and conditions. clock_ms: what all that was measured has taken together."""
-
-    def __init__(self) -> None:
-        super().__init__(0.0, MACHINE_MEMORY)
-        self.clock_ms = 0.0
-
-
-class Place(NamedTuple):
-    """What was measured of one number of rows: the weights of all measurements, the sum of the weighted differences, in logs, and
-    when the last one was made, by the machine's clock."""
-
-    weight: float = 0.0
-    total: float = 0.0
-    last_ms: float = 0.0
-
-    def at_most(self, weight: float) -> "Place":
-        """As if from so few measurements."""
-        return self._replace(weight=weight, total=self.total * weight / self.weight) if self.weight > weight else self
-
-    def faded(self, now_ms: float) -> "Place":
-        return self.at_most(max(NUM_LASTING, self.weight * math.exp((self.last_ms - now_ms) / FADE_MS)))
-
-    def with_one_more(self, difference: float, now_ms: float) -> "Place":
-        return Place(ROWS_MEMORY * self.weight + 1.0, ROWS_MEMORY * self.total + difference, now_ms)
-
-
-class Correction:
-    """The ratio of measured to predicted for a part under some conditions, in logs: that of the machine, which is the same for all
-    parts and conditions; what these conditions differ from it; and what numbers of rows differ from that, by half powers of two.
-
-    Machines are faster and slower from one minute to the next, whatever is done: that must not make look cheap, or dear, what was
-    measured last before. Timing is noisy, and what one more row costs is a small difference of such ratios: what one number differs
-    by is believed only as far as there are several measurements.
-
-    size: of batches, see `Conditions`. nearest: that of the most similar conditions so far, as which it begins. What numbers of
-    rows differ by there is believed of batches of the same size only, since in others so many rows are more of a tree, or less.
-    """
-
-    def __init__(self, machine: Machine, size: int, nearest: "Correction | None") -> None:
-        self.own, self.size = Moving(nearest.own.mean if nearest else 0.0, CONDITIONS_MEMORY), size
-        self._machine = machine
-        self._places: dict[int, Place] = nearest.handed_on if nearest and nearest.size == size else {}
-        self._differences, self._num_unread = NO_DIFFERENCES, len(self._places)
-
-    def now(self) -> tuple[float, Floats]:
-        """What holds for all numbers of rows, and [NUM_PLACES] what each differs from it by, between those that were measured."""
-        self._read()
-        return self._machine.mean + self.own.mean, self._differences
-
-    def move(self, num_rows: int, ratio: float, ms: float) -> None:
-        """Something took `ms`, so many times as long as was predicted."""
-        number = min(NUM_PLACES - 1, round(2.0 * math.log2(max(num_rows, 1))))
-        if self._num_unread == MOST_UNREAD:
-            self._read()
-        self._machine.clock_ms += ms
-        place = self._places.get(number, Place()).faded(self._machine.clock_ms)
-        most = LARGEST_SURPRISE if place.weight > NUM_FIRST else FIRST_SURPRISE
-        difference = float(self._differences[number])
-        surprise = math.log(max(ratio, 1e-9)) - self._machine.mean - self.own.mean - difference
-        left = self.own.move(self._machine.move(min(most, max(-most, surprise))))
-        self._places[number] = place.with_one_more(difference + left, self._machine.clock_ms)
-        self._num_unread += 1
-
-    @property
-    def handed_on(self) -> dict[int, Place]:
-        """What it knows of places, as if that were from a few measurements."""
-        return {number: place.at_most(MOST_HANDED_ON) for number, place in self._places.items()}
-
-    def _read(self) -> None:
-        """What the measurements say at every place."""
-        if self._num_unread:
-            numbers = sorted(self._places)
-            known = [believed(self._places[number]) for number in numbers]
-            self._differences, self._num_unread = np.interp(PLACES, numbers, known), 0
-
-
-def believed(place: Place) -> float:
-    """What a number of rows differs by: the mean of what was measured, held to nothing, but the less the more measurements there
-    are that are far off."""
-    held_by = ROWS_HELD_BY / (1.0 + max(0.0, place.weight - 1.0) * (place.total / place.weight / FAR_OFF) ** 2)
-    return place.total / (place.weight + held_by)
-
-
 @dataclass
 class PartCost:
     """ms = batch_size * per_sequence + a function of the rows that is linear between the knots, and past the last two as between
@@ -185,7 +78,8 @@ class PartCost:
     def ms(self, num_sequences: Ints | int, num_rows: Floats | float, conditions: Conditions) -> Floats:
         """Of a part with so many sequences and rows, in a step of these conditions."""
         correction = self.corrections.get(conditions.bucket) or self._nearest(conditions)
-        return self._ms(num_sequences, num_rows, *correction.now() if correction else (0.0, NO_DIFFERENCES))
+        corrected = (correction.of_all_rows, correction.differences) if correction else (0.0, NO_DIFFERENCES)
+        return self._ms(num_sequences, num_rows, *corrected)
 
     def _ms(self, num_sequences: Ints | int, num_rows: Floats | float, correction: float, differences: Floats) -> Floats:
         sequences, rows = (np.asarray(numbers, dtype=np.float64) for numbers in (num_sequences, num_rows))
@@ -230,7 +124,7 @@ def all_filled_up(tiles: RowTiles) -> Floats:
     """0, 1, 2, ... rows; empty where they count as they are."""
     if tiles == NO_TILES:
         return np.zeros(0)
-    return np.array([tiles.filled_up(num_rows) for num_rows in range(2 ** (NUM_PLACES // 2))], dtype=np.float64)
+    return np.array([tiles.filled_up(num_rows) for num_rows in range(MOST_FILLED_UP)], dtype=np.float64)
 
 
 def fitted_cost(observations: Iterable[Observation], tiles: RowTiles = NO_TILES, jump_after: int | None = None) -> PartCost:

@@ -38,7 +38,7 @@ GROWING, UNREAD_ROWS = 0.25, 32
 # what steps with drafts take, nor, where they are short, what many in a row do from a single one. They may lose such a share of
 # the time against drafts, which makes them rare where drafts gain much, and where they gain little, it matters the most. But they
 # come after so many steps with drafts at least, and at most: these become twice as many each time. Where one took more or less
-# than was believed by such a share, a logarithm, they come again at once, and soon after that.
+# than was believed by such a share, a logarithm, they come again at once, and soon after that. And each time half a tree follows.
 PLAIN_SHARE, A_SURPRISE = 0.005, 0.15
 LEAST_BETWEEN, FIRST_MOST_BETWEEN, MOST_BETWEEN = 16, 64, 256
 # What a plain step takes was believed so wrongly, a logarithm too, that prices are worked out anew.
@@ -49,7 +49,7 @@ MUCH_WRONG = 0.05
 class Decision:
     """Who of a batch drafts, and what time costs it. drafters: numbers of members, ascending; worth: tokens that their drafts are
     expected to gain beyond their price, once the head has read what it missed; is_trial: they draft though that is not believed to
-    pay."""
+    pay; is_halved: half of the nodes that are worth it are verified, since nothing else shows what fewer rows take."""
 
     members: Members
     conditions: Conditions
@@ -57,6 +57,7 @@ class Decision:
     drafters: list[int]
     worth: float = 0.0
     is_trial: bool = False
+    is_halved: bool = False
 
 
 class Offer(NamedTuple):
@@ -117,6 +118,7 @@ class DrafterChoice:
         # measured, and after how many they are due at most.
         self._num_plain = 0
         self._drafted: dict[tuple[int, bool], tuple[int, int]] = {}
+        self._were_plain = False  # the last ones were such steps
 
     def rests(self, num_sequences: int) -> bool:
         """Whether a step of so many goes without asking, as none drafted when it was asked last, or drafts nothing in any case:
@@ -137,7 +139,10 @@ class DrafterChoice:
         decision = self._decided(sequences, num_missing)
         are_due = bool(decision.drafters) and not decision.is_trial and self._plain_steps_are_due(decision)
         self._num_plain = num_plain_steps(decision.price) - 1 if are_due else 0
-        return replace(decision, drafters=[]) if are_due else decision
+        self._were_plain, were_plain = are_due, self._were_plain
+        if are_due:
+            return replace(decision, drafters=[])
+        return replace(decision, is_halved=True) if were_plain and not decision.is_trial else decision
 
     def _decided(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> Decision:
         """`decide` by what drafts are worth alone."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from eagle_rt.speculate.compiled import worth_of_drafts
-from eagle_rt.speculate.costs import Conditions, Moving, StepCosts
+from eagle_rt.speculate.corrections import Moving
+from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Floats
 
 # Speeds over plain decoding: of how many plain steps the first one is a mean; and how many steps are remembered of a single

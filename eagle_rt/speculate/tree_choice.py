@@ -32,13 +32,13 @@ class TreeChoice(Protocol):
 
 
 class FixedTree:
-    """Always the same, but none for batches of more than max_batch_size."""
+    """Always the same."""
 
-    def __init__(self, tree: TreeShape, max_batch_size: int | None = None) -> None:
-        self._tree, self._max_batch_size = tree, max_batch_size
+    def __init__(self, tree: TreeShape) -> None:
+        self._tree = tree
 
     def best(self, batch_size: int, *, is_sampled: bool) -> TreeShape:
-        return NO_SPECULATION if self._max_batch_size is not None and batch_size > self._max_batch_size else self._tree
+        return self._tree
 
     def learn(self, tree: TreeShape, gains: Sequence[int], ms: float, *, is_sampled: bool) -> None:
         pass
@@ -125,19 +125,16 @@ class PayingTree:
     2011, section 2.1), with the variance estimated.
 
     measured: milliseconds of each tree's step by batch size; larger batches are believed to take what the largest of these do,
-    until they are met. max_batch_size: larger ones draft nothing.
+    until they are met.
     """
 
-    def __init__(self, measured: dict[int, dict[TreeShape, float]], max_batch_size: int | None = None) -> None:
+    def __init__(self, measured: dict[int, dict[TreeShape, float]]) -> None:
         self._sizes, self._costs = sorted(measured), {size: TreeCosts(own) for size, own in measured.items()}
         trees = next(iter(measured.values()))
         ascending = sorted(trees, key=lambda tree: tree.num_draft_tokens)
         self._gains = {is_sampled: [Gain(tree) for tree in ascending] for is_sampled in (False, True)}
-        self._max_batch_size = max_batch_size
 
     def best(self, batch_size: int, *, is_sampled: bool) -> TreeShape:
-        if self._max_batch_size is not None and batch_size > self._max_batch_size:
-            return NO_SPECULATION
         gains, costs = self._gains[is_sampled], self._costs_of(batch_size)
         num_seen = sum(gain.count for gain in gains)
         uppers = [gain.range(num_seen)[1] for gain in gains]

@@ -347,6 +347,22 @@ def test_an_adaptive_engine_is_given_what_steps_take(target_dir: Path, head_dir:
     assert run(core, prompts, SETTINGS[1:]) == run(build_core(config, model_info(config))[0], prompts, SETTINGS[1:])
 
 
+def test_steps_that_are_not_captured_rest_where_that_is_asked_for(target_dir: Path, head_dir: Path) -> None:
+    """As they do on a GPU with our kernels and no graphs."""
+    options = {"attention_backend": "triton", "max_total_tokens": 512, "speculative_disable_by_batch_size": 1}
+    config = make_config(target_dir, head_dir, (2, 1, 3), **options)
+    core, _ = build_core(config, model_info(config))
+    core.runner._host_stepper = None
+    prompts, plain = random_prompts(2, seed=5, longest=9), SpeculativeParams(enabled=False)
+    for count, speculative, drafts in ((1, None, True), (2, None, False), (1, plain, False)):
+        core.forget_metrics()
+        own = SETTINGS[0] if speculative is None else replace(SETTINGS[0], speculative=speculative)
+        run(core, prompts[:count], [own] * count)
+        metrics = core.current_metrics()
+        assert metrics.num_undrafted == (0 if drafts else metrics.num_drafts)
+        assert metrics.num_drafts > 0
+
+
 def test_requests_that_want_no_drafts_get_none(target_dir: Path, head_dir: Path) -> None:
     prompts, plain = random_prompts(2, seed=5, longest=9), SpeculativeParams(enabled=False)
     core = make_captured(target_dir, head_dir, (1, 1, 2), (2,), speculative_tree="adaptive")

@@ -108,7 +108,7 @@ def test_what_was_slow_once_is_not_for_ever() -> None:
             for part in parts:
                 costs.correct(Observation(part, 4, 16, ratio * true_ms(4, 16)), when(4))
     for part in ("level", "verify"):
-        assert float(costs.ms(part, 4, 16, when(4))) == pytest.approx(true_ms(4, 16), rel=0.12)
+        assert float(costs.ms(part, 4, 16, when(4))) == pytest.approx(true_ms(4, 16), rel=0.2)
 
 
 def test_conditions_that_take_turns_keep_their_own() -> None:
@@ -129,7 +129,7 @@ def test_a_machine_that_slows_down_makes_no_number_of_rows_look_cheap() -> None:
     for _ in range(200):
         cost.correct(Observation("verify", 4, 16, 1.5 * true_ms(4, 16)), when(4))
     for num_rows, ratio in ((16, 1.5), (48, 1.5 * 1.3)):
-        assert float(cost.ms(4, num_rows, when(4))) == pytest.approx(ratio * true_ms(4, num_rows), rel=0.08)
+        assert float(cost.ms(4, num_rows, when(4))) == pytest.approx(ratio * true_ms(4, num_rows), rel=0.15)
 
 
 def test_steps_that_draw_tokens_have_corrections_of_their_own_and_by_rows() -> None:
@@ -170,17 +170,38 @@ def test_longer_contexts_begin_with_what_was_learned_of_shorter_ones() -> None:
         assert plain / tree == pytest.approx(ratio, rel=0.1)
 
 
-def test_several_that_are_far_off_say_that_the_table_was_wrong() -> None:
-    """Three are enough for most of it, where the difference is large; a small one may be noise."""
-    for ratio, least, most in ((0.5, 0.75, 1.0), (0.9, 0.0, 0.7)):
-        cost = fitted_cost(measured("verify"))
-        for _ in range(100):
-            cost.correct(Observation("verify", 4, 32, true_ms(4, 32)), when(4))
-        for _ in range(3):
-            for num_rows, part in ((4, ratio), *[(32, 1.0)] * 10):
-                cost.correct(Observation("verify", 4, num_rows, part * true_ms(4, num_rows)), when(4))
-        plain, tree = cost.ms(4, np.array([4.0, 32.0]), when(4)) / [true_ms(4, 4), true_ms(4, 32)]
-        assert least < math.log(plain / tree) / math.log(ratio) < most
+@pytest.mark.parametrize("ratio", [0.5, 0.9])
+def test_three_measurements_are_enough_to_say_that_the_table_was_wrong(ratio: float) -> None:
+    """For most of it, of a number of rows that was not measured before."""
+    cost = fitted_cost(measured("verify"))
+    for _ in range(100):
+        cost.correct(Observation("verify", 4, 32, true_ms(4, 32)), when(4))
+    for _ in range(3):
+        for num_rows, part in ((4, ratio), *[(32, 1.0)] * 10):
+            cost.correct(Observation("verify", 4, num_rows, part * true_ms(4, num_rows)), when(4))
+    plain, tree = cost.ms(4, np.array([4.0, 32.0]), when(4)) / [true_ms(4, 4), true_ms(4, 32)]
+    assert 0.7 < math.log(plain / tree) / math.log(ratio) < 1.0
+
+
+def test_what_was_not_measured_lately_goes_along_with_its_neighbours() -> None:
+    """Memory becomes faster: few rows wait for it, many for the processor. Of those between nothing is seen for some seconds."""
+    cost = fitted_cost(measured("verify"))
+
+    def measure(times: int, ratios: dict[int, float]) -> None:
+        for _ in range(times):
+            for num_rows, ratio in ratios.items():
+                cost.correct(Observation("verify", 4, num_rows, 20.0 * ratio * true_ms(4, num_rows)), when(4))
+
+    measure(40, {4: 1.0, 8: 1.0, 12: 1.0})
+    measure(1, {4: 0.7})
+    few, between, many = cost.ms(4, np.array([4.0, 8.0, 12.0]), when(4)) / [20.0 * true_ms(4, rows) for rows in (4, 8, 12)]
+    assert abs(math.log(between / many)) < 0.02, "it was seen just now"
+    measure(100, {4: 0.7, 12: 1.0})
+    few, between, many = cost.ms(4, np.array([4.0, 8.0, 12.0]), when(4)) / [20.0 * true_ms(4, rows) for rows in (4, 8, 12)]
+    assert (few, many) == (pytest.approx(0.7, rel=0.03), pytest.approx(1.0, rel=0.03))
+    assert 0.8 < between < 0.93
+    measure(3, {8: 0.72, 12: 1.0})
+    assert float(cost.ms(4, 8, when(4))) == pytest.approx(20.0 * 0.72 * true_ms(4, 8), rel=0.06), "a few are enough then"
 
 
 def test_one_outlier_moves_it_little() -> None:

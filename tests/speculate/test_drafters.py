@@ -308,6 +308,23 @@ def test_plain_steps_are_measured_between_drafts(plain_ms: float, count: int, sp
     assert np.diff(starts)[::2].tolist()[:3] == pytest.approx(distances, rel=0.1)
 
 
+def test_after_plain_steps_half_a_tree_is_verified() -> None:
+    """Once, and the likeliest half: fewer rows than usual are measured nowhere else."""
+    adaptive, num_halved = Served(costs(start=0.1, level=50.0, node=0.1)), 0
+    for _ in range(300):
+        adaptive.prices.steps(ONE).add(5.0, 1.0, 0.0, 1.0, None)
+    was_plain = False
+    for _ in range(200):
+        plan = step(adaptive, "a", 20.0)
+        if plan.drafters:
+            nodes = level(np.zeros(3, dtype=np.int64), np.full(3, -1), 1, np.array([0.9, 0.8, 0.7]))
+            plan.expand(nodes)
+            assert plan.keep(nodes).tolist() == ([0, 1] if was_plain else [0, 1, 2])
+            num_halved += was_plain
+        was_plain = not plan.drafters
+    assert num_halved >= 2
+
+
 def test_plain_steps_that_are_a_surprise_are_measured_again() -> None:
     """At once, until they are none any more, and soon after."""
     adaptive = Served(costs(start=0.1, level=50.0, node=0.1))

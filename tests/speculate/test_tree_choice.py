@@ -97,13 +97,6 @@ def test_greedy_and_sampled_batches_are_told_apart() -> None:
     assert chosen.count(NO_SPECULATION) > 300
 
 
-def test_batches_that_are_too_large_draft_nothing() -> None:
-    for choice in (PayingTree(MS, max_batch_size=4), FixedTree(HALF, max_batch_size=4)):
-        assert choice.best(5, is_sampled=False) == NO_SPECULATION
-        assert choice.best(4, is_sampled=False) != NO_SPECULATION
-    assert FixedTree(HALF).best(999, is_sampled=True) == HALF
-
-
 def test_a_batch_larger_than_was_measured_begins_as_the_largest() -> None:
     choice = PayingTree({2: MS[1], 4: MS[8]})
     choice.learn(HALF, [1] * 100, 50.0, is_sampled=False)
