@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from eagle_rt.speculate.compiled import NUM_PLACES, NUM_SINGLE_PLACES, learn_difference, place_of
+from eagle_rt.speculate.compiled_costs import NUM_PLACES, NUM_SINGLE_PLACES, learn_difference, place_of
 
 # Means remember some 1 / (1 - memory) measurements, few of how fast the machine is and more of what conditions differ by, and are
 # held to what they begin at by so many. One measurement counts as no farther from what was expected than LARGEST_SURPRISE, a
@@ -54,7 +54,7 @@ class Correction:
 
     size: of batches, see `Conditions`. nearest: that of the most similar conditions so far, as which it begins. What numbers of
     rows differ by there is believed of batches of the same size only, since in others so many rows are more of a tree, or less.
-    differences: [NUM_PLACES] see `compiled.place_of`.
+    differences: [NUM_PLACES] see `compiled_costs.place_of`.
     """
 
     def __init__(self, machine: Machine, size: int, nearest: "Correction | None") -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from eagle_rt.kernels.packed_linear import NO_TILES, RowTiles
-from eagle_rt.speculate.compiled import part_ms
+from eagle_rt.speculate.compiled_costs import part_ms
 from eagle_rt.speculate.corrections import NO_DIFFERENCES, Correction, Machine
 from eagle_rt.speculate.forest import Floats, Ints
 
