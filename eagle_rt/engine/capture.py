@@ -8,7 +8,7 @@ from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.graphs import GraphLimits, StepGraphs, default_batch_sizes
 from eagle_rt.models.spec import ModelSpec
-from eagle_rt.speculate.tree_choice import FixedTree, PayingTree, trees_within
+from eagle_rt.speculate.tree_choice import PayingTree, trees_within
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 DEFAULT_MAX_BATCH = 8
@@ -77,7 +77,7 @@ def capture_steps(core: EngineCore, config: EngineConfig) -> list[str]:
         if config.strict:
             raise ValueError(f"capturing CUDA graphs failed, and --strict was given: {reason}") from error
         return [f"WARNING: capturing CUDA graphs failed, steps run eagerly: {reason}"]
-    core.runner.use_graphs(graphs, PayingTree(measured) if config.sizes_trees else FixedTree(core.runner.tree_shape))
+    core.runner.use_graphs(graphs, PayingTree(measured) if config.sizes_trees else core.runner.choice)
     sizes, trees = ", ".join(map(str, graphs.batch_sizes)), ", ".join(map(str, graphs.trees))
     megabytes = (memory_in_use(config.device) - memory) / 2**20
     taken = f"in {time.perf_counter() - start:.1f} s; graphs take {megabytes:.0f} MiB"

@@ -11,6 +11,7 @@ from eagle_rt.speculate import compiled
 from eagle_rt.speculate.compiled import CHILD_PRICES, MORE_NODES
 from eagle_rt.speculate.forest import Floats
 
+MODULE = compiled
 NAMES = [
     "descending",
     "chances_of_level",
@@ -25,16 +26,6 @@ NAMES = [
     "best_of_levels",
     "surprises_of",
 ]
-
-
-@pytest.fixture(params=["compiled", "as written"])
-def functions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module, where they call each other as they are called."""
-    if request.param == "as written":
-        for name in NAMES:
-            function = getattr(compiled, name)
-            monkeypatch.setattr(compiled, name, getattr(function, "py_func", function))
-    return compiled
 
 
 def test_everything_is_compiled() -> None:

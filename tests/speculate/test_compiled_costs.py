@@ -8,17 +8,8 @@ import pytest
 from eagle_rt.speculate import compiled_costs
 from eagle_rt.speculate.compiled_costs import NUM_PLACES, NUM_SINGLE_PLACES
 
+MODULE = compiled_costs
 NAMES = ["interpolated", "place_of", "learn_difference", "part_ms"]
-
-
-@pytest.fixture(params=["compiled", "as written"])
-def functions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module, where they call each other as they are called."""
-    if request.param == "as written":
-        for name in NAMES:
-            function = getattr(compiled_costs, name)
-            monkeypatch.setattr(compiled_costs, name, getattr(function, "py_func", function))
-    return compiled_costs
 
 
 def test_everything_is_compiled() -> None:
