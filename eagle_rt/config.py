@@ -44,8 +44,8 @@ class EngineConfig:
     trust_remote_code: bool = option("model", "Let the tokenizer run code from its checkpoint. Only for sources you trust.", False)
     dtype: str = option(
         "model",
-        "Precision of weights and cache. auto: on a GPU the checkpoint's; on a CPU that multiplies bfloat16 that for all but small "
-        "models, else float32. Half the bytes, half the time.",
+        "Precision of weights and cache. auto: on a GPU the checkpoint's; on a CPU bfloat16 where that is faster. "
+        "Half the bytes, half the time.",
         "auto",
         choices=["auto", *DTYPES],
     )

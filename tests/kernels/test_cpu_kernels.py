@@ -139,7 +139,7 @@ def multiply_as(x: np.ndarray, columns: np.ndarray, weights: RowWeights, outputs
 
 
 @pytest.mark.parametrize("columns_dtype", [np.int32, np.int64])
-@pytest.mark.parametrize("num_rows", [1, 7])
+@pytest.mark.parametrize("num_rows", [1, MOST_ROWS - 1])
 def test_pairs_of_bfloat16_at_once_and_one_by_one(num_rows: int, columns_dtype: type[np.integer]) -> None:
     """By whichever instructions are faster here, or are there at all: both add the same products."""
     if columns_dtype is np.int32 and not torch.cpu._is_avx512_bf16_supported():

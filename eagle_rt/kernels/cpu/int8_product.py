@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import njit, prange
 from numba.core import types
 from numpy.typing import NDArray
 
+from eagle_rt.kernels.cpu.instructions import has_instructions
 from eagle_rt.kernels.cpu.product import (
     F32,
     I32,
@@ -39,7 +39,7 @@ MOST_ROWS = 6
 TOGETHER, MOST_STEPS = 4, np.float32(32767)
 # What is added to the steps of a number, so that both its bytes are positive; halves are rounded up.
 OFFSET = np.float32(32768.5)
-HAS_BYTE_DOT = bool(get_host_cpu_features().get("avx512vnni"))
+HAS_BYTE_DOT = has_instructions("avx512vnni")
 
 
 class Int8Weights(NamedTuple):

@@ -10,27 +10,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import njit, prange
 from numba.core import cgutils, types
 from numba.extending import overload
 from numpy.typing import NDArray
 
+from eagle_rt.kernels.cpu.instructions import has_instructions
 from eagle_rt.kernels.cpu.vectors import operation
 from eagle_rt.kernels.processor import is_intel
 
-# Outputs that lie side by side: two vectors of float32 in AVX-512.
-LANES, NUM_VECTORS = 16, 2
+# Float32 of a vector: two registers of AVX2, of which there are sixteen, or one of the 32 of AVX-512.
+LANES = 16
+# Vectors of outputs that lie side by side, and rows whose sums of those are in registers at a time.
+NUM_VECTORS, MOST_ROWS = (2, 12) if has_instructions("avx512f") else (1, 6)
 PANEL = LANES * NUM_VECTORS
-# Rows whose sums are in registers at a time; and how many tiles of them are turned by all threads.
-MOST_ROWS, MANY_TILES = 12, 4
+# So many tiles of such rows are turned by all threads.
+MANY_TILES = 4
 # Tiles of so many rows have the weight fetched so many bytes ahead. An AMD's processor looks far enough ahead by itself until
 # computing takes long, which then cost a fifth of the speed, and being told sooner costs a tenth; Intel's never does.
 FEWEST_ROWS_AHEAD, BYTES_AHEAD = 1 if is_intel() else 6, 8192
 F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 SUMS, WORDS, HALVES = (ir.VectorType(element, LANES) for element in (F32, I32, I16))
 # Intel's processors take twice as long to multiply pairs of bfloat16 at once as to multiply both of them as float32.
-HAS_FAST_PAIRS = bool(get_host_cpu_features().get("avx512bf16")) and not is_intel()
+HAS_FAST_PAIRS = has_instructions("avx512bf16") and not is_intel()
 
 
 class RowWeights(NamedTuple):
