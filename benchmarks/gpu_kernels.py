@@ -58,19 +58,10 @@ def backends(device: str, dtype: torch.dtype) -> dict[str, AttentionBackend]:
     return found
 
 
-def attention_rows(
-    device: str, dtype: torch.dtype, heads: tuple[int, int, int], batches: list[int], contexts: list[int], nodes: list[int]
-) -> Iterator[dict[str, Any]]:
-    """Microseconds of one layer's attention with the plan made beforehand, and its error against torch in float32."""
-    for batch_size in batches:
-        for context in contexts:
-            for num_nodes in nodes:
-                yield attention_row(device, dtype, heads, [context] * batch_size, num_nodes)
-
-
 def attention_row(
     device: str, dtype: torch.dtype, heads: tuple[int, int, int], lengths: list[int], num_nodes: int
 ) -> dict[str, Any]:
+    """Microseconds of one layer's attention with the plan made beforehand, and its error against torch in float32."""
     num_heads, num_kv_heads, head_dim = heads
     batch = tree_batch(lengths, num_nodes, device)
     pool, precise = (
@@ -82,7 +73,7 @@ def attention_row(
     queries = torch.randn(len(batch.tokens), num_heads, head_dim, device=device).to(dtype)
     reference = ReferenceAttention(torch.float32)
     expected = reference.run(queries.float(), 0, reference.plan(batch, precise), None)
-    row: dict[str, Any] = {"batch_size": len(lengths), "context": lengths[0], "nodes": num_nodes, "bytes": pool.storage.nbytes}
+    row: dict[str, Any] = {"bytes": pool.storage.nbytes}
     for name, backend in backends(device, dtype).items():
         plan = backend.plan(batch, pool)
         error = (backend.run(queries, 0, plan, None).float() - expected).norm() / expected.norm()
@@ -92,12 +83,11 @@ def attention_row(
 
 
 def small_kernel_rows(
-    device: str, dtype: torch.dtype, rows: list[int], hidden: int, inner: int, vocab: int
+    device: str, dtype: torch.dtype, num_rows: int, hidden: int, inner: int, vocab: int
 ) -> Iterator[dict[str, Any]]:
     """Microseconds of the kernels around the products, and the bytes that each must move."""
-    for num_rows in rows:
-        for name, (call, num_bytes) in small_kernels(device, dtype, num_rows, hidden, inner, vocab).items():
-            yield {"kernel": name, "rows": num_rows, "us": round(1e6 * seconds_of(call, device), 1), "bytes": num_bytes}
+    for name, (call, num_bytes) in small_kernels(device, dtype, num_rows, hidden, inner, vocab).items():
+        yield {"kernel": name, "us": round(1e6 * seconds_of(call, device), 1), "bytes": num_bytes}
 
 
 def small_kernels(

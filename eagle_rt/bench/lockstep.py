@@ -15,8 +15,9 @@ from eagle_rt.engine.request import SamplingParams
 # the same step, and read the prompts of those that follow in one pass, as no load does by itself.
 SHORTEST, GOLDEN_RATIO = 0.5, 0.618034
 LONGEST_STEP = 5.0
-# The first step after another engine's finds cold caches, as none does where one engine serves alone.
-STEPS_OF_A_TURN = 7
+# The first step after another engine's finds cold caches, as none does where one engine serves alone. So short steps have turns of
+# several; but a turn is no longer than it must be, since memory is faster in one second than in the next.
+STEPS_OF_A_TURN, SECONDS_OF_A_TURN = 7, 0.06
 # The place in its line of what /proc/stat says of a processor.
 STOLEN_TICKS = 8
 # Rounds in which the machine was taken away for too long are made again, until there are so many times as many as are asked for.
@@ -39,11 +40,15 @@ def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: Samp
     num_tokens, seconds = dict.fromkeys(cores, 0), {core: StepSeconds() for core in cores}
     while behind := [core for core in cores if is_busy(core)]:
         core = min(behind, key=num_tokens.__getitem__)
+        began = time.perf_counter()
+        if stepper := core.runner.host_stepper:
+            stepper.skip_pause()  # others had the time since its last step
         for _ in range(STEPS_OF_A_TURN):
             num_read, start = core.metrics.num_prompt_tokens, time.perf_counter()
             num_tokens[core] += sum(len(event.tokens) for event in core.step())
-            seconds[core].add(time.perf_counter() - start, core.metrics.num_prompt_tokens - num_read)
-            if not is_busy(core):
+            end = time.perf_counter()
+            seconds[core].add(end - start, core.metrics.num_prompt_tokens - num_read)
+            if end - began > SECONDS_OF_A_TURN or not is_busy(core):
                 break
     for core in cores:
         for number in range(len(prompts)):

@@ -1,60 +1,79 @@
-"""The GPU benchmark runs through, and goes on where it was cut."""
+"""The GPU benchmark runs through, goes on where it was cut, and notes what fails."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from benchmarks import gpu, gpu_parts
+from eagle_rt.engine.load import model_info
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
+
+COMMAND = "gpu.py --device cpu --shape builtin --dtype float32 --quick --attention-backend torch --max-total-tokens 8192"
 
 
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_benchmark", ROOT / "benchmarks" / "gpu.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_every_part_runs_and_none_runs_twice(
-    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_every_job_runs_and_none_runs_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     output = tmp_path / "gpu.json"
-    command = "gpu.py --device cpu --shape builtin --dtype float32 --quick --attention-backend torch --max-total-tokens 8192"
-    monkeypatch.setattr(sys, "argv", [*command.split(), "--output", str(output)])
-    bench.main()
+    monkeypatch.setattr(sys, "argv", [*COMMAND.split(), "--output", str(output)])
+    assert gpu.main() == 0
     results = json.loads(output.read_text())
-    assert set(results) == set(bench.PARTS)
-    assert all(row.get("graph_equals_eager", True) for row in results["exactness"]["rows"])
-    assert not any(row["gaps_where_different"] for row in results["exactness"]["rows"])
-    assert results["attention"]["rows"][0]["triton_error"] < 1e-5
-    assert {(row["kind"], row["steps"]) for row in results["sweep"]["rows"]} == {("none", 0), ("fixed", 3), ("adaptive", 5)}
+    assert set(results) == set(gpu.PARTS)
+    exact = [outcome["rows"][0] for outcome in results["exactness"].values()]
+    assert all(row.get("graph_equals_eager", True) and not row["gaps_where_different"] for row in exact)
+    assert all(outcome["rows"][0]["triton_error"] < 1e-5 for outcome in results["attention"].values())
+    loads = [outcome["rows"][0] for outcome in results["load"].values()]
+    assert all(row["requests"] > 8 and row["ends"]["length"] and row["ends"]["abort"] for row in loads)
+    assert not any(row["unanswered"] or row["missing_pages"] for row in loads)
+    swept = [row for outcome in results["sweep"].values() for row in outcome["rows"]]
+    assert {(row["batch_size"], row["kind"]) for row in swept} == {
+        (batch_size, kind) for batch_size in (1, 2) for kind in ("none", "fixed", "adaptive")
+    }
 
-    del results["kernels"]
+    del results["kernels"], results["sweep"]["batch 2"]
     output.write_text(json.dumps(results))
-    for name in bench.PARTS:
-        if name != "kernels":
-            monkeypatch.setitem(bench.PARTS, name, lambda bench: pytest.fail("it was done already"))
-    bench.main()
-    assert set(json.loads(output.read_text())) == set(bench.PARTS)
-    assert "== kernels" in capsys.readouterr().out
+    started = []
+    monkeypatch.setattr(gpu, "outcome_of", lambda job: started.append(job) or {"rows": [{}], "seconds": 0.0})
+    monkeypatch.setattr(gpu, "show", lambda part, name, outcome: None)
+    assert gpu.main() == 0
+    assert len(started) == 1 + len(results["attention"])
 
 
-def test_the_byte_floor_counts_every_weight_that_a_step_reads(bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = "gpu.py --device cpu --shape builtin --dtype float32 --quick --attention-backend torch --max-total-tokens 512"
-    measured = bench.Bench(bench.make_parser().parse_args(command.split()[1:]))
+def test_a_job_that_fails_is_noted_and_run_again_only_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    fails = [True]
+
+    def first() -> gpu.Rows:
+        if fails:
+            raise ValueError("no such kernel")
+        return [{"us": 1}]
+
+    monkeypatch.setattr(gpu, "PARTS", {"kernels": lambda bench: {"first": first, "second": lambda: [{"us": 2}]}})
+    output = tmp_path / "gpu.json"
+    command = [*COMMAND.split(), "--parts", "kernels", "--output", str(output)]
+    monkeypatch.setattr(sys, "argv", command)
+    assert gpu.main() == 1
+    found = json.loads(output.read_text())["kernels"]
+    assert (found["first"]["error"], found["second"]["rows"]) == ("ValueError: no such kernel", [{"us": 2}])
+    assert "no such kernel" in capsys.readouterr().out
+
+    fails.clear()
+    assert gpu.main() == 1
+    monkeypatch.setattr(sys, "argv", [*command, "--retry"])
+    assert gpu.main() == 0
+    assert json.loads(output.read_text())["kernels"]["first"]["rows"] == [{"us": 1}]
+
+
+def test_the_byte_floor_counts_every_weight_that_a_step_reads() -> None:
+    measured = gpu.Bench(gpu.make_parser().parse_args(COMMAND.split()[1:]))
     models = measured.models
-    plain = bench.step_bytes(measured, bench.NO_SPECULATION, context=0)
-    target = sum(file.stat().st_size for file in (bench.model_info(measured.base).directory).glob("*.safetensors"))
+    plain = gpu_parts.step_bytes(measured, NO_SPECULATION, context=0)
+    target = sum(file.stat().st_size for file in model_info(measured.base).directory.glob("*.safetensors"))
     # The checkpoint is in half precision, and no step reads all of the embeddings; norms are not counted.
     embeddings = models.target.embedding.nbytes
     is_tied = models.spec.tie_word_embeddings
     assert plain == pytest.approx(2 * target - (0 if is_tied else embeddings), rel=0.02)
-    tree = bench.step_bytes(measured, bench.TreeShape(3, 2, 8), context=0)
-    deeper = bench.step_bytes(measured, bench.TreeShape(4, 2, 8), context=0)
-    deepest = bench.step_bytes(measured, bench.TreeShape(5, 2, 8), context=0)
+    tree, deeper, deepest = (gpu_parts.step_bytes(measured, TreeShape(steps, 2, 8), context=0) for steps in (3, 4, 5))
     assert plain < tree < deeper
     assert deepest - deeper == deeper - tree

@@ -1,0 +1,330 @@
+"""The parts of the GPU benchmark: each a list of jobs, of which those come first that say most."""
+
+import argparse
+import gc
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.gpu_kernels import attention_row, copy_rate, small_kernel_rows
+from benchmarks.mixed_load import mixed_load
+from eagle_rt.bench.grow.in_memory import grown_models
+from eagle_rt.bench.grow.shapes import SHAPES
+from eagle_rt.bench.lossless import gaps_where_parted
+from eagle_rt.bench.sweep import Measurement, Setting, core_for, measure_once, rows
+from eagle_rt.bench.workload import Workload, load_workload
+from eagle_rt.config import DTYPES, EngineConfig
+from eagle_rt.engine.core import EngineCore, run_to_end
+from eagle_rt.engine.load import LoadedModels, load_models, model_info, num_weights
+from eagle_rt.engine.prepare import decode_sequences
+from eagle_rt.engine.request import SamplingParams
+from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
+
+ROOT = Path(__file__).parents[1]
+TREES = [(3, 1, 4), (5, 1, 6), (3, 4, 16), (5, 4, 16), (5, 8, 32), (7, 10, 60)]
+# The largest tree of those that each step chooses from.
+BOUNDS = TreeShape(5, 8, 32)
+GREEDY = SamplingParams(temperature=0, max_new_tokens=128, ignore_eos=True)
+PARITY_TESTS = ["test_triton_kernels", "test_triton_tree_attention"]
+
+Rows = list[dict[str, Any]]
+Jobs = dict[str, Callable[[], Rows]]
+
+
+class Bench:
+    """What all parts measure, loaded when the first of them asks for it."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.device, self.is_quick = args, args.device, args.quick
+        self.base = EngineConfig(
+            device=args.device,
+            dtype=args.dtype,
+            speculative_algorithm="EAGLE3",
+            speculative_fit_check="off",
+            attention_backend=args.attention_backend,
+            max_total_tokens=args.max_total_tokens,
+            enable_torch_compile=args.enable_torch_compile,
+        )
+        self.info = model_info(self.base)
+        self.sampling = replace(GREEDY, max_new_tokens=16 if args.quick else 128)
+        self.trees = [TreeShape(*tree) for tree in (TREES[:1] if args.quick else TREES)]
+
+    @cached_property
+    def models(self) -> LoadedModels:
+        if self.args.shape == "builtin":
+            return load_models(self.base, self.info)
+        context = 20480
+        return grown_models(SHAPES[self.args.shape], self.info, DTYPES[self.args.dtype], self.device, context)
+
+    @cached_property
+    def workload(self) -> Workload:
+        return load_workload(self.args.dataset, self.args.dataset_dir, self.info.tokenizer, 2 if self.is_quick else 16)
+
+    @cached_property
+    def plain_texts(self) -> list[list[int]]:
+        """Greedy ones, without speculation."""
+        return self.texts(NO_SPECULATION)
+
+    def texts(self, tree: TreeShape, **changes: Any) -> list[list[int]]:
+        prompts = self.workload.prompts
+        return run_to_end(self.core(tree, 4, **changes), prompts, [self.sampling] * len(prompts))
+
+    def core(self, tree: TreeShape, batch_size: int = 1, *, is_adaptive: bool = False, **changes: Any) -> EngineCore:
+        gc.collect()  # the last engine's cache and graphs
+        return core_for(self.models, self.config(batch_size, **changes), Setting(batch_size, tree, is_adaptive))
+
+    def config(self, batch_size: int, **changes: Any) -> EngineConfig:
+        """With one graph, for just this batch size."""
+        return replace(self.base, cuda_graph_bs=(batch_size,), **changes)
+
+    @cached_property
+    def copy_rate(self) -> float:
+        """Bytes per second of a large copy."""
+        return copy_rate(self.device, 2**24 if self.is_quick else 2**32)
+
+
+def machine(bench: Bench) -> Jobs:
+    return {"machine": lambda: [machine_row(bench)]}
+
+
+def machine_row(bench: Bench) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "date": date.today().isoformat(),
+        "torch": torch.__version__,
+        "copy_bytes_per_second": bench.copy_rate,
+    }
+    if bench.device == "cuda":
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        row["gpu"] = subprocess.run(query, capture_output=True, text=True).stdout.strip()
+    for package in ("triton", "transformers", "flashinfer"):
+        spec = importlib.util.find_spec(package)
+        row[package] = getattr(__import__(package), "__version__", "?") if spec else None
+    return row
+
+
+def parity(bench: Bench) -> Jobs:
+    """Every kernel against its twin, natively."""
+    return {} if bench.is_quick else {name: partial(tested, name) for name in PARITY_TESTS}
+
+
+def tested(name: str) -> Rows:
+    missing = [package for package in ("pytest", "hypothesis", "pytest_timeout") if importlib.util.find_spec(package) is None]
+    if missing:
+        return [{"skipped": f"{', '.join(missing)} not installed"}]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"tests/kernels/{name}.py"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "0"})
+    return [{"return_code": result.returncode, "tail": result.stdout[-1500:]}]
+
+
+def exactness(bench: Bench) -> Jobs:
+    """Greedy texts: captured steps against eager ones, bit for bit; trees against plain decoding, with the gaps where they part."""
+    jobs: Jobs = {str(tree): partial(exact, bench, tree) for tree in (NO_SPECULATION, *bench.trees)}
+    return {**jobs, f"up to {BOUNDS}": partial(exact_in_any_tree, bench)}
+
+
+def exact(bench: Bench, tree: TreeShape) -> Rows:
+    captured, eager = bench.texts(tree), bench.texts(tree, disable_cuda_graph=True)
+    gaps = gaps_where_parted(bench.models, bench.workload.prompts, bench.plain_texts, captured)
+    return [{"graph_equals_eager": captured == eager, "gaps_where_different": gaps}]
+
+
+def exact_in_any_tree(bench: Bench) -> Rows:
+    """One of a few trees in each step, as it pays."""
+    gaps = gaps_where_parted(bench.models, bench.workload.prompts, bench.plain_texts, bench.texts(BOUNDS, is_adaptive=True))
+    return [{"gaps_where_different": gaps}]
+
+
+def step_bytes(bench: Bench, tree: TreeShape, context: int) -> int:
+    """What a step must read at least: the target once, and for every pass of the head its layer and output layer; and the cache."""
+    models, itemsize = bench.models, bench.models.dtype.itemsize
+    spec = models.spec
+    total = num_weights(spec) * itemsize
+    total += 2 * spec.num_layers * spec.shape.num_kv_heads * spec.shape.head_dim * context * itemsize
+    if tree != NO_SPECULATION and models.head:
+        shape = models.head.shape
+        attention = shape.head_dim * (3 * shape.num_heads + 4 * shape.num_kv_heads)  # queries and keys read two hidden sizes
+        layer = shape.hidden_size * (attention + 3 * shape.intermediate_size)
+        output = shape.hidden_size * len(models.head.token_map.target_ids)
+        fusion = shape.hidden_size * spec.shape.hidden_size * len(models.head.feature_layers)
+        total += (tree.num_steps * (layer + output) + fusion) * itemsize
+    return total
+
+
+def timed_decoding(bench: Bench, tree: TreeShape, context: int) -> Rows:
+    """Milliseconds of a step of one request at a context, tokens of a step, and the share of the byte floor that they reach."""
+    core = bench.core(tree)
+    prompt = [token for prompt in bench.workload.prompts for token in prompt]
+    text = (prompt * (context // len(prompt) + 1))[:context]
+    core.submit("a", text, replace(bench.sampling, max_new_tokens=32 if bench.is_quick else 256))
+    while core.scheduler.waiting or any(request.is_prefilling for request in core.scheduler.running):
+        core.step()
+    num_steps, num_tokens, start = 0, 0, time.perf_counter()
+    while core.has_work:
+        num_tokens += sum(len(event.tokens) for event in core.step())
+        num_steps += 1
+    seconds = (time.perf_counter() - start) / num_steps
+    floor = step_bytes(bench, tree, context) / bench.copy_rate
+    return [{
+        "step_ms": round(1000 * seconds, 3), "tokens_a_step": round(num_tokens / num_steps, 3),
+        "floor_ms": round(1000 * floor, 3), "share_of_floor": round(floor / seconds, 3),
+    }]  # fmt: skip
+
+
+def contexts(bench: Bench) -> Jobs:
+    """Plain decoding and two full steps against their byte floors, from short contexts to long ones."""
+    trees = [NO_SPECULATION, *(tree for tree in bench.trees if tree.num_draft_tokens in (4, 32, 60))]
+    lengths = [64] if bench.is_quick else [512, 4096, 16384, 1024, 256]
+    return {f"{tree} at {context} rows": partial(timed_decoding, bench, tree, context) for context in lengths for tree in trees}
+
+
+def sweep(bench: Bench) -> Jobs:
+    """Speed-ups over plain decoding by batch size."""
+    batch_sizes = [1, 2] if bench.is_quick else [1, 8, 32, 2, 64, 4, 16]
+    return {f"batch {batch_size}": partial(swept, bench, batch_size) for batch_size in batch_sizes}
+
+
+def swept(bench: Bench, batch_size: int) -> Rows:
+    measurements = []
+    workload = Workload(bench.workload.name, (bench.workload.prompts * batch_size)[: max(4, 2 * batch_size)])
+    settings = [Setting(batch_size, tree) for tree in (NO_SPECULATION, *bench.trees)]
+    for setting in (*settings, Setting(batch_size, BOUNDS, is_adaptive=True)):
+        measurement = Measurement(setting)
+        gc.collect()
+        measure_once(bench.models, bench.config(batch_size), measurement, workload, bench.sampling)
+        measurement.core = None  # and with it its cache
+        measurements.append(measurement)
+    return rows(measurements)
+
+
+class WaitingClock:
+    """Seconds of each part of a step, with the device waited for after each."""
+
+    def __init__(self, device: str) -> None:
+        self.seconds: dict[str, float] = {}
+        self._device, self._last = device, time.perf_counter()
+
+    def mark(self, part: str) -> None:
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.seconds[part], self._last = now - self._last, now
+
+
+def start_up(bench: Bench) -> Jobs:
+    """Of an engine whose weights are loaded, with graphs for the batch sizes that are captured by default."""
+
+    def started(is_adaptive: bool) -> Rows:
+        models = bench.models  # loaded before the clock starts
+        start = time.perf_counter()
+        core_for(models, bench.base, Setting(8, BOUNDS, is_adaptive))
+        return [{"seconds_after_loading": round(time.perf_counter() - start, 1)}]
+
+    return {f"tree {BOUNDS}": partial(started, False), f"trees up to {BOUNDS}": partial(started, True)}
+
+
+def load(bench: Bench) -> Jobs:
+    """Whether anything breaks or is lost where nothing is alike."""
+    batch_size, seconds, most_tokens = (4, 2.0, 16) if bench.is_quick else (32, 60.0, 512)
+
+    def loaded(is_adaptive: bool) -> Rows:
+        core = bench.core(BOUNDS, batch_size, is_adaptive=is_adaptive)
+        return [mixed_load(core, bench.workload.prompts, seconds, most_tokens)]
+
+    return {f"tree {BOUNDS}": partial(loaded, False), f"trees up to {BOUNDS}": partial(loaded, True)}
+
+
+def step_parts(bench: Bench) -> Jobs:
+    """Milliseconds of each part of an eager step: where the time goes."""
+    return {str(tree): partial(parts_of_a_step, bench, tree) for tree in bench.trees}
+
+
+@torch.inference_mode()
+def parts_of_a_step(bench: Bench, tree: TreeShape) -> Rows:
+    """Of the last of a few."""
+    core = bench.core(tree, 1, disable_cuda_graph=True)
+    core.submit("a", bench.workload.prompts[0], bench.sampling)
+    core.step()
+    core.scheduler.plan()
+    clock = WaitingClock(bench.device)
+    for _ in range(3 if bench.is_quick else 20):
+        requests = tuple(core.scheduler.running)
+        sequences = decode_sequences(requests, tree.num_scratch_rows, bench.base.page_size, bench.device)
+        clock.mark("prepare")
+        core.runner.stepper.step(sequences, clock.mark)
+    return [{part: round(1000 * value, 3) for part, value in clock.seconds.items()}]
+
+
+def attention(bench: Bench) -> Jobs:
+    """Of one layer, against FlashInfer's and torch's."""
+    batch_sizes, lengths, nodes = ([1], [64], [8]) if bench.is_quick else ([1, 16], [1024, 8192, 16384], [32, 64, 1, 16])
+
+    def attended(batch_size: int, context: int, num_nodes: int) -> Rows:
+        shape = bench.models.spec.shape
+        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        return [attention_row(bench.device, bench.models.dtype, heads, [context] * batch_size, num_nodes)]
+
+    return {
+        f"batch {batch_size}, {context} rows, {num_nodes} nodes": partial(attended, batch_size, context, num_nodes)
+        for num_nodes in nodes
+        for batch_size in batch_sizes
+        for context in lengths
+    }
+
+
+def kernels(bench: Bench) -> Jobs:
+    """The small ones, against the bytes that they must move."""
+
+    def timed(num_rows: int) -> Rows:
+        spec = bench.models.spec
+        sizes = (spec.shape.hidden_size, spec.shape.intermediate_size, spec.vocab_size)
+        return list(small_kernel_rows(bench.device, bench.models.dtype, num_rows, *sizes))
+
+    return {f"{num_rows} rows": partial(timed, num_rows) for num_rows in ([2] if bench.is_quick else [1, 32, 64, 8, 256])}
+
+
+def peer(bench: Bench) -> Jobs:
+    return {"transformers": partial(transformers_rate, bench)}
+
+
+@torch.inference_mode()
+def transformers_rate(bench: Bench) -> Rows:
+    """transformers on the same shape: static cache, compiled. Its weights are random, which costs the same."""
+    spec = bench.models.spec
+    shape = spec.shape
+    config = LlamaConfig(
+        hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size, num_hidden_layers=spec.num_layers,
+        num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim,
+        vocab_size=spec.vocab_size, max_position_embeddings=4096,
+    )  # fmt: skip
+    torch.set_default_dtype(bench.models.dtype)
+    with torch.device(bench.device):
+        model = LlamaForCausalLM(config).eval()
+    torch.set_default_dtype(torch.float32)
+    prompt = torch.tensor([bench.workload.prompts[0]], device=bench.device)
+    count = 8 if bench.is_quick else 128
+    options = {"do_sample": False, "min_new_tokens": count, "max_new_tokens": count}
+    if bench.device == "cuda":
+        options["cache_implementation"] = "static"  # which also compiles
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        model.generate(prompt, **options)
+        seconds.append(time.perf_counter() - start)
+    return [{"tokens_per_second": round(count / min(seconds), 1), "first_call_seconds": round(seconds[0], 1)}]
+
+
+PARTS: dict[str, Callable[[Bench], Jobs]] = {
+    part.__name__: part
+    for part in (machine, exactness, contexts, sweep, parity, start_up, load, attention, step_parts, kernels, peer)
+}
