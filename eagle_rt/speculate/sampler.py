@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from eagle_rt.kernels.contenders import can_leave_out, drawn_tokens, perturbed_contenders
+from eagle_rt.kernels.dispatch import compiled_kernel
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.speculate.penalties import Penalties
 from eagle_rt.speculate.penalty_tables import PenaltyTables
@@ -66,7 +67,10 @@ def sampled_choice(logits: Tensor, positions: Tensor, sampling: SamplingBatch) -
 
 
 def best_token(logits: Tensor) -> Tensor:
-    """The first of the largest in the last dimension; on a CPU `argmax` takes several times as long."""
+    """The first of the largest in the last dimension, or the first that is no number; on a CPU by our kernel, if there is one, and
+    else not by `argmax`, which takes several times as long."""
+    if kernel := compiled_kernel("best_token", logits, logits.dtype):
+        return kernel(logits.flatten(0, -2).contiguous()).view(logits.shape[:-1])
     return logits.max(dim=-1).indices
 
 

@@ -13,8 +13,10 @@ from torch.nn import functional
 from eagle_rt.kernels.cpu import drop_stale_code
 from eagle_rt.kernels.cpu import int8_product as int8_product_module
 from eagle_rt.kernels.cpu.add_rms_norm import add_rms_norm
+from eagle_rt.kernels.cpu.best_token import best_token
 from eagle_rt.kernels.cpu.cos_sin import cos_sin
 from eagle_rt.kernels.cpu.int8_product import MOST_ROWS as INT8_MOST_ROWS
+from eagle_rt.kernels.cpu.order import BLOCK
 from eagle_rt.kernels.cpu.product import HAS_FAST_PAIRS, MOST_ROWS, PANEL, RowWeights, multiply_tile, turn_tile
 from eagle_rt.kernels.cpu.rotate_and_write import rotate_and_write
 from eagle_rt.kernels.cpu.silu_and_mul import silu_and_mul
@@ -23,6 +25,7 @@ from eagle_rt.kernels.cpu.vectors import array_of, words_of
 from eagle_rt.kernels.panel_product import Int8Product, RowProduct
 from eagle_rt.kernels.rms_norm import RMSNorm, norms_side_by_side
 from eagle_rt.kernels.rotary import rotate
+from eagle_rt.speculate.sampler import best_token as best_token_of
 from eagle_rt.tree.expand import top_children as top_children_in_torch
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -217,7 +220,7 @@ def test_rotation_and_writing(dtype: torch.dtype, has_norms: bool) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
-    sizes=st.tuples(st.integers(1, 5), st.integers(1, 60)),
+    sizes=st.tuples(st.integers(1, 5), st.one_of(st.integers(1, 60), st.integers(BLOCK - 2, 3 * BLOCK))),
     top_k=st.integers(1, 12),
     sharpness=st.sampled_from([1.0, 1.5]),
     seed=st.integers(0, 1000),
@@ -237,6 +240,27 @@ def test_best_draft_tokens(dtype: torch.dtype, sizes: tuple[int, int], top_k: in
     own = torch.log_softmax(logits.float() * sharpness, dim=-1).gather(1, tokens).nan_to_num(nan=-torch.inf)
     torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-5)
     assert all(len(set(row)) == top_k for row in tokens.tolist())
+    # Of equal ones the first come first.
+    has_numbers = ~logits.isnan().any(dim=1)
+    in_order = logits.sort(dim=1, descending=True, stable=True).indices[:, :top_k]
+    assert torch.equal(tokens[has_numbers], in_order[has_numbers])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 3 * BLOCK)),
+    odd=st.sampled_from([0.0, -0.0, 7.0, torch.inf, -torch.inf, torch.nan]),
+    seed=st.integers(0, 1000),
+)
+def test_best_tokens(dtype: torch.dtype, sizes: tuple[int, int], odd: float, seed: int) -> None:
+    """With many ties, and rows of which many or all numbers are odd ones."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-6, 7 if seed % 2 else 1, sizes, generator=generator).to(dtype)
+    is_odd = torch.rand(sizes, generator=generator) < torch.tensor([1.0, 0.5, 2 / sizes[1]])[seed % 3]
+    logits[is_odd & (torch.rand(sizes[0], 1, generator=generator) < 0.7)] = odd
+    assert torch.equal(best_token(logits), logits.max(dim=-1).indices)
+    assert torch.equal(best_token_of(logits[None]), logits.max(dim=-1).indices[None])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -5,6 +5,7 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
+from eagle_rt.kernels.cpu.order import BLOCK, largest_order, order_of
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import FLAGS, LOG2_E, ZERO, array_of, exp2, number_of
 
@@ -39,7 +40,17 @@ def find_in_rows(logits: np.ndarray, sharpness: np.float32, scores: np.ndarray, 
 def find_best(row: np.ndarray, best: np.ndarray, tokens: np.ndarray) -> None:
     """Fills best, tokens [K] with the largest of a row and where they are, the best first; what is no number is the least."""
     top_k = len(best)
-    for token in range(len(row)):
+    for first in range(0, len(row), BLOCK):
+        last = min(first + BLOCK, len(row))
+        if first < top_k or largest_order(row[first:last]) > order_of(best[top_k - 1]):
+            find_among(row, first, last, best, tokens)
+
+
+@njit(cache=True)
+def find_among(row: np.ndarray, first: int, last: int, best: np.ndarray, tokens: np.ndarray) -> None:
+    """`find_best` after the numbers before these places."""
+    top_k = len(best)
+    for token in range(first, last):
         value = number_of(row[token])
         if not (token < top_k or value > best[top_k - 1]):
             continue
@@ -56,6 +67,6 @@ def find_best(row: np.ndarray, best: np.ndarray, tokens: np.ndarray) -> None:
 def sum_of_powers(row: np.ndarray, highest: np.float32, sharpness: np.float32) -> np.float32:
     """The sum of 2 ** (sharpness * (x - highest)), no number where one of x is none."""
     total = ZERO
-    for element in row:
-        total += exp2((number_of(element) - highest) * sharpness)
+    for place in range(len(row)):  # over elements it would be one by one
+        total += exp2((number_of(row[place]) - highest) * sharpness)
     return total
