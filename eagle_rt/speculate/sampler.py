@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eagle_rt.kernels.contenders import can_leave_out, drawn_tokens, perturbed_contenders
+from eagle_rt.kernels.contenders import RowSettings, can_leave_out, drawn_tokens, perturbed_contenders
 from eagle_rt.kernels.dispatch import compiled_kernel
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.speculate.penalties import Penalties
@@ -57,13 +57,29 @@ def target_choice(logits: Tensor, positions: Tensor, sampling: SamplingBatch) ->
 
 def sampled_choice(logits: Tensor, positions: Tensor, sampling: SamplingBatch) -> Tensor:
     """[S, N] of the S sampled sequences."""
-    rows, num_nodes = sampling.sampled, logits.shape[1]
-    if sampling.has_filters or not can_leave_out(logits):
+    if not can_leave_out(logits):
         tokens = torch.arange(logits.shape[-1], device=logits.device)
-        return best_token(perturbed_logits(logits, positions, sampling, tokens, margin=0.0))
-    temperature, seeds = (own[rows].repeat_interleave(num_nodes) for own in (sampling.temperature, sampling.seeds))
+        return best_token(perturbed_logits(logits, positions, sampling, tokens))
+    rows = sampling.sampled
     own = logits if len(rows) == len(logits) else logits[rows]
-    return drawn_tokens(own.flatten(0, 1), temperature, seeds, positions[rows].flatten()).unflatten(0, (-1, num_nodes))
+    return drawn_tokens(own.flatten(0, 1), row_settings(positions, sampling)).unflatten(0, (-1, logits.shape[1]))
+
+
+def row_settings(positions: Tensor, sampling: SamplingBatch) -> RowSettings:
+    """Of the nodes of the S sampled sequences, one after the other, of all at positions [B, N]."""
+    rows, num_nodes = sampling.sampled, positions.shape[1]
+
+    def per_node(values: Tensor) -> Tensor:
+        return values[rows].repeat_interleave(num_nodes)
+
+    return RowSettings(
+        temperature=per_node(sampling.temperature),
+        top_k=per_node(sampling.top_k),
+        top_p=per_node(sampling.top_p),
+        min_p=per_node(sampling.min_p),
+        seeds=per_node(sampling.seeds),
+        positions=positions[rows].flatten(),
+    )
 
 
 def best_token(logits: Tensor) -> Tensor:
@@ -81,19 +97,14 @@ def perturbed_logits(
 
     What is more than `margin` below a row's best, in the unit of the logits that are given, may be -inf.
     """
-    rows = sampling.sampled
-    num_nodes = logits.shape[1]
-
-    def per_node(values: Tensor) -> Tensor:
-        return values[rows].repeat_interleave(num_nodes)
-
-    scaled = logits[rows].flatten(0, 1).float() / per_node(sampling.temperature)[:, None]
+    settings, num_nodes = row_settings(positions, sampling), logits.shape[1]
+    own = logits[sampling.sampled].flatten(0, 1)
+    if margin < torch.inf and can_leave_out(logits):
+        return perturbed_contenders(own, settings, tokens, margin / settings.temperature).unflatten(0, (-1, num_nodes))
+    scaled = own.float() / settings.temperature[:, None]
     if sampling.has_filters:
-        scaled = filter_tokens(scaled, per_node(sampling.top_k), per_node(sampling.top_p), per_node(sampling.min_p))
-    keys = per_node(sampling.seeds), positions[rows].flatten()
-    if margin < torch.inf and can_leave_out(scaled):
-        return perturbed_contenders(scaled, *keys, tokens, margin / per_node(sampling.temperature)).unflatten(0, (-1, num_nodes))
-    return (scaled + gumbel_noise(*keys, tokens)).unflatten(0, (-1, num_nodes))
+        scaled = filter_tokens(scaled, settings.top_k, settings.top_p, settings.min_p)
+    return (scaled + gumbel_noise(settings.seeds, settings.positions, tokens)).unflatten(0, (-1, num_nodes))
 
 
 def coupled_logits(logits: Tensor, positions: Tensor, sampling: SamplingBatch, tokens: Tensor) -> Tensor:

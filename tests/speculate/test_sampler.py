@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -16,7 +18,7 @@ NUM_DRAWS = 20_000
 VOCAB_SIZE, MANY_TOKENS = 12, 16391
 
 
-def settings(seeds: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> SamplingBatch:
+def sampling(seeds: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> SamplingBatch:
     count = len(seeds)
     return SamplingBatch(
         temperature=torch.full((count,), temperature),
@@ -48,7 +50,7 @@ def test_filters_equal_transformers(top_k: int, top_p: float, min_p: float) -> N
 
 def test_greedy_is_argmax_and_mixes_with_sampling() -> None:
     logits = torch.randn(2, 3, 50)
-    batch = settings(torch.tensor([1, 2]), 1.0)
+    batch = sampling(torch.tensor([1, 2]), 1.0)
     mixed = SamplingBatch(torch.tensor([0.0, 1.0]), batch.top_k, batch.top_p, batch.min_p, batch.seeds, torch.tensor([1]), False)
     positions = torch.arange(3).expand(2, 3)
     choice = target_choice(logits, positions, mixed)
@@ -71,7 +73,7 @@ def draw_first_two_tokens(temperature: float, always_accept_first_child: bool = 
     )
     positions = 40 + tree.depths
     logits = NODE_LOGITS.expand(NUM_DRAWS, -1, -1)
-    choice = target_choice(logits, positions, settings(torch.arange(NUM_DRAWS) * 31 + 5, temperature, **filters))
+    choice = target_choice(logits, positions, sampling(torch.arange(NUM_DRAWS) * 31 + 5, temperature, **filters))
     if always_accept_first_child:
         choice = choice.clone()
         choice[:, 0] = TOKENS[1]
@@ -128,7 +130,7 @@ def test_noise_that_cannot_matter_is_left_out(spread: float, margin: float, top_
     generator = torch.Generator().manual_seed(int(spread))
     logits = (torch.randn(6, 2, MANY_TOKENS, generator=generator) * spread).bfloat16()
     temperature = 0.7
-    batch = settings(torch.tensor([1, 2, 2**62 + 3, -5, 7, 8]), temperature, top_k=top_k)
+    batch = sampling(torch.tensor([1, 2, 2**62 + 3, -5, 7, 8]), temperature, top_k=top_k)
     positions = torch.arange(12).view(6, 2) * 1000
     tokens = torch.randperm(logits.shape[-1], generator=generator)
     whole = perturbed_logits(logits, positions, batch, tokens)
@@ -140,12 +142,52 @@ def test_noise_that_cannot_matter_is_left_out(spread: float, margin: float, top_
     assert margin or is_left_out.float().mean() > 0.98
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    num_tokens=st.one_of(st.integers(1, 40), st.integers(200, 3000), st.just(MANY_TOKENS)),
+    spread=st.sampled_from([0.0, 0.3, 3.0, 20.0]),
+    temperature=st.sampled_from([1e-6, 0.3, 1.0, 100.0]),
+    top_k=st.sampled_from([0, 0, 1, 3, 20, 300, 20_000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.001, 0.31, 0.77, 0.95, 0.9999]),
+    min_p=st.sampled_from([0.0, 0.0, 0.04, 0.6]),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.float16]),
+    seed=st.integers(0, 10_000),
+)
+def test_filters_of_many_tokens_keep_what_their_twin_keeps(
+    num_tokens: int, spread: float, temperature: float, top_k: int, top_p: float, min_p: float, dtype: torch.dtype, seed: int
+) -> None:
+    """But where rounding decides, and the token that is drawn is the same."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(3, 1, num_tokens, generator=generator) * spread).to(dtype)
+    batch = sampling(torch.arange(3) + seed, temperature, top_k, top_p, min_p)
+    positions, tokens = torch.arange(3)[:, None], torch.arange(num_tokens)
+    whole = perturbed_logits(logits, positions, batch, tokens)[:, 0]
+    found = perturbed_logits(logits, positions, batch, tokens, margin=1e30)[:, 0]
+    is_kept, is_expected = found > -torch.inf, whole > -torch.inf
+    assert torch.equal(found[is_kept & is_expected], whole[is_kept & is_expected])
+    choice = target_choice(logits, positions, batch)[:, 0]
+    for row in range(3):
+        if torch.equal(is_kept[row], is_expected[row]):
+            assert choice[row] == whole[row].argmax()
+        else:
+            scaled = logits[row, 0].float() / temperature
+            powers = torch.where(in_top_k(scaled, top_k), (scaled - scaled.max()).double().exp(), 0.0)
+            parted = scaled[is_kept[row] != is_expected[row]]
+            above = torch.stack([powers[scaled > value].sum() for value in parted.unique()]) / powers.sum()
+            up_to = torch.stack([powers[scaled >= value].sum() for value in parted.unique()]) / powers.sum()
+            assert ((above < top_p + 1e-4) & (up_to > top_p - 1e-4)).any()
+
+
+def in_top_k(scaled: Tensor, top_k: int) -> Tensor:
+    return scaled >= scaled.sort(descending=True).values[min(top_k or len(scaled), len(scaled)) - 1]
+
+
 @pytest.mark.parametrize("spread", [0.5, 3.0, 12.0])
 def test_a_draw_from_many_tokens_is_that_of_its_twin(spread: float) -> None:
     """Beside a greedy sequence, whose choice is its best token."""
     generator = torch.Generator().manual_seed(int(spread))
     logits = (torch.randn(9, 3, MANY_TOKENS, generator=generator) * spread).bfloat16()
-    batch = settings(torch.arange(9) * 2**40 + 11, 0.7)
+    batch = sampling(torch.arange(9) * 2**40 + 11, 0.7)
     temperature = torch.tensor([0.7, 1.0, 0.0, 1e-6, 100.0, 0.3, 1.0, 1.0, 1.0])
     batch = replace(batch, temperature=temperature, sampled=torch.nonzero(temperature)[:, 0])
     positions = torch.arange(27).view(9, 3) * 1000
@@ -160,7 +202,7 @@ def test_rows_without_numbers_draw_something(odd: float) -> None:
     logits = torch.zeros(1, 2, MANY_TOKENS)
     logits[0, 0] = odd
     logits[0, 1, 5] = odd
-    batch, positions = settings(torch.tensor([1]), 1.0), torch.zeros(1, 2, dtype=torch.int64)
+    batch, positions = sampling(torch.tensor([1]), 1.0), torch.zeros(1, 2, dtype=torch.int64)
     choice = target_choice(logits, positions, batch)
     assert ((choice >= 0) & (choice < MANY_TOKENS)).all()
     assert (choice[0, 1] == 5) == (odd == torch.inf or odd != odd)

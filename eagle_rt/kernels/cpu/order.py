@@ -9,7 +9,7 @@ from numba.core import types
 
 from eagle_rt.kernels.cpu.vectors import number_of, operation
 
-I32 = ir.IntType(32)
+F32, I32 = ir.FloatType(), ir.IntType(32)
 SIGN, SIZE, INFINITY, LARGEST = (I32(bits) for bits in (0x80000000, 0x7FFFFFFF, 0x7F800000, 0x7FFFFFFF))
 LEAST_ORDER = np.int32(-(2**31))
 # So many numbers are compared before it is asked which of them it was.
@@ -28,6 +28,17 @@ def order_of(_: Any, number: Any) -> Any:
         return builder.select(builder.icmp_unsigned(">", size, INFINITY), LARGEST, order)
 
     return types.int32(types.float32), build
+
+
+@operation
+def number_in_order(_: Any, order: Any) -> Any:
+    """The float32 of such an integer; some that is no number, of the largest one."""
+
+    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        bits = builder.select(builder.icmp_signed("<", values[0], I32(0)), builder.or_(builder.neg(values[0]), SIGN), values[0])
+        return builder.bitcast(bits, F32)
+
+    return types.float32(types.int32), build
 
 
 @njit(cache=True)
