@@ -114,7 +114,7 @@ def contenders_of(
 @njit(cache=True)
 def below(perturbed: float, margin: np.float32) -> float:
     """What comes within the margin of that, rounded as it may be, is above this."""
-    floor = perturbed - margin
+    floor = perturbed - float(margin)
     return floor - SLACK - RELATIVE_SLACK * abs(floor)
 
 
