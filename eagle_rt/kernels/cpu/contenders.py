@@ -17,8 +17,10 @@ from eagle_rt.kernels.noise import FIRST_FACTOR, SECOND_FACTOR
 BLOCK = 256
 # How much rounding may add to noise, by itself and as a share of what it is added to; and more than the most that noise can be.
 SLACK, RELATIVE_SLACK, MOST_NOISE = 1e-3, 1e-6, 24.0
-# So far below the largest are the tokens, in units of the temperature, of which top-p is asked first.
-FIRST_REACH = np.float32(4.0)
+# By what share sums of many powers may be off.
+SUM_SLACK = 1e-5
+# So far below the largest are the tokens, in units of the temperature, of which top-p is asked first, and then so many times as far.
+FIRST_REACH, FARTHER = np.float32(4.0), np.float32(1.25)
 NOTHING = np.float32(-np.inf)
 
 
@@ -172,11 +174,12 @@ def least_in_reach(row: np.ndarray, tops: np.ndarray, temperature: np.float32, t
     """The same of all logits, of which those hold enough, mostly, that are not far below the largest. total: of the powers of
     all."""
     highest, reach = number_in_order(tops.max()) / temperature, FIRST_REACH
+    enough = top_p * total * (1.0 + SUM_SLACK)
     while True:
         values = at_least(row, tops, temperature, highest - reach)
-        if len(values) == len(row) or total_of(values, highest) > top_p * total:
+        if len(values) == len(row) or sum_of_powers(values, highest, LOG2_E) > enough:
             return least_of_nucleus(np.sort(values)[::-1], total, top_p)
-        reach *= np.float32(2.0)
+        reach *= FARTHER
 
 
 @njit(cache=True)
