@@ -44,6 +44,7 @@ def norm_row(row: np.ndarray, weight: np.ndarray, eps: np.float32, normed: np.nd
 def scale_of(row: np.ndarray, eps: np.float32) -> np.float32:
     """1 / sqrt(mean(row^2) + eps)."""
     squares = ZERO
-    for i in range(len(row)):  # over elements it would be one by one
-        squares += number_of(row[i]) * number_of(row[i])
+    # Over elements, one by one: many at a time would be added in an order that depends on where this is compiled into.
+    for element in row:
+        squares += number_of(element) * number_of(element)
     return ONE / np.sqrt(squares / np.float32(len(row)) + eps)

@@ -19,7 +19,7 @@ BLOCK = 256
 SLACK, RELATIVE_SLACK, MOST_NOISE = 1e-3, 1e-6, 24.0
 # By what share sums of many powers may be off.
 SUM_SLACK = 1e-5
-# So far below the largest are the tokens, in units of the temperature, of which top-p is asked first, and then so many times as far.
+# So far below the largest, in units of the temperature, are tokens of which top-p is asked first, and then so many times as far.
 FIRST_REACH, FARTHER = np.float32(4.0), np.float32(1.25)
 NOTHING = np.float32(-np.inf)
 
