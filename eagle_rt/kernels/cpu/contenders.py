@@ -43,17 +43,33 @@ def find_contenders(
     filters: top-k, 0 for none, top-p and min-p [R], see `speculate.sampler.filter_tokens`; keys: see `noise.noise_keys`.
     """
     top_ks, top_ps, min_ps = filters
+    low_keys, high_keys = keys
     for r in prange(len(logits)):
-        row, temperature = logits[r], temperatures[r]
-        tops = largest_of_blocks(row)
-        highest = number_in_order(tops.max())
-        if not np.isfinite(highest):
-            places[r] = np.arange(len(row))
-            noise_bits(ids, keys[0][r], keys[1][r], bits[r])
-            counts[r] = len(row)
-            continue
-        least = least_kept(row, tops, temperature, top_ks[r], top_ps[r], min_ps[r])
-        counts[r] = contenders_of(row, tops, temperature, least, ids, keys[0][r], keys[1][r], margins[r], places[r], bits[r])
+        own = top_ks[r], top_ps[r], min_ps[r]
+        counts[r] = find_in_row(logits[r], temperatures[r], own, ids, low_keys[r], high_keys[r], margins[r], places[r], bits[r])
+
+
+@njit(cache=True)
+def find_in_row(
+    row: np.ndarray,
+    temperature: np.float32,
+    filters: tuple[int, np.float32, np.float32],
+    ids: np.ndarray,
+    low_key: np.uint32,
+    high_key: np.uint32,
+    margin: np.float32,
+    places: np.ndarray,
+    bits: np.ndarray,
+) -> int:
+    """See `find_contenders`; how many there are."""
+    tops = largest_of_blocks(row)
+    if not np.isfinite(number_in_order(tops.max())):
+        for place in range(len(row)):
+            places[place] = place
+        noise_bits(ids, low_key, high_key, bits)
+        return len(row)
+    least = least_kept(row, tops, temperature, *filters)
+    return contenders_of(row, tops, temperature, least, ids, low_key, high_key, margin, places, bits)
 
 
 @njit(cache=True)
@@ -141,9 +157,25 @@ def largest_scaled(row: np.ndarray, tops: np.ndarray, temperature: np.float32, t
     """The top_k largest logits over the temperature, and all that tie with the last of them, the largest first."""
     cut = NOTHING
     if top_k <= len(tops):  # the largest of so many blocks are at least so many
-        cut = number_in_order(np.sort(tops)[-top_k]) / temperature
-    values = at_least(row, tops, temperature, cut)
-    values = values[values >= np.partition(values, len(values) - top_k)[len(values) - top_k]]
+        cut = descending(numbers_of(tops))[top_k - 1] / temperature
+    values = descending(at_least(row, tops, temperature, cut))
+    last = top_k
+    while last < len(values) and values[last] == values[top_k - 1]:
+        last += 1
+    return values[:last]
+
+
+@njit(cache=True)
+def numbers_of(tops: np.ndarray) -> np.ndarray:
+    numbers = np.empty(len(tops), dtype=np.float32)
+    for block in range(len(tops)):
+        numbers[block] = number_in_order(tops[block])
+    return numbers
+
+
+@njit(cache=True)
+def descending(values: np.ndarray) -> np.ndarray:
+    """Sorted, in a function that takes long to compile and is compiled once."""
     return np.sort(values)[::-1]
 
 
@@ -178,7 +210,7 @@ def least_in_reach(row: np.ndarray, tops: np.ndarray, temperature: np.float32, t
     while True:
         values = at_least(row, tops, temperature, highest - reach)
         if len(values) == len(row) or sum_of_powers(values, highest, LOG2_E) > enough:
-            return least_of_nucleus(np.sort(values)[::-1], total, top_p)
+            return least_of_nucleus(descending(values), total, top_p)
         reach *= FARTHER
 
 
