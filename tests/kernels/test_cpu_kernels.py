@@ -250,7 +250,7 @@ def test_best_draft_tokens(dtype: torch.dtype, sizes: tuple[int, int], top_k: in
 @given(
     dtype=st.sampled_from(DTYPES),
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 3 * BLOCK)),
-    odd=st.sampled_from([0.0, -0.0, 7.0, torch.inf, -torch.inf, torch.nan]),
+    odd=st.sampled_from([0.0, -0.0, 7.0, torch.inf, -torch.inf, torch.nan, -torch.nan]),
     seed=st.integers(0, 1000),
 )
 def test_best_tokens(dtype: torch.dtype, sizes: tuple[int, int], odd: float, seed: int) -> None:
