@@ -37,6 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dataset", default="builtin")
     parser.add_argument("--dataset-dir", type=Path)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--jobs", nargs="+", metavar="TEXT", default=[""], help="only those with one of these in their name")
     parser.add_argument("--retry", action="store_true", help="also the jobs that have failed")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run?")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / f"gpu_{date.today().isoformat()}.json")
@@ -73,6 +74,8 @@ def main() -> int:
     for part in args.parts:
         done = results.setdefault(part, {})
         for name, job in PARTS[part](bench).items():
+            if not any(text in name for text in args.jobs):
+                continue
             if name not in done or (args.retry and "error" in done[name]):
                 done[name] = outcome_of(job)
                 args.output.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.gpu_kernels import attention_row, copy_rate, small_kernel_rows
@@ -265,6 +266,33 @@ def parts_of_a_step(bench: Bench, tree: TreeShape) -> Rows:
     return [{part: round(1000 * value, 3) for part, value in clock.seconds.items()}]
 
 
+def profile(bench: Bench) -> Jobs:
+    """Microseconds that each kernel takes of a captured step of one request, most first."""
+    trees = [tree for tree in (NO_SPECULATION, *bench.trees[::-1]) if tree.num_draft_tokens in (1, 4, 32, 60)]
+    return {str(tree): partial(profiled, bench, tree) for tree in trees}
+
+
+def profiled(bench: Bench, tree: TreeShape) -> Rows:
+    core = bench.core(tree)
+    core.submit("a", bench.workload.prompts[0], bench.sampling)
+    num_steps = 2 if bench.is_quick else 10
+    for _ in range(3):
+        core.step()
+    activities = [ProfilerActivity.CUDA if bench.device == "cuda" else ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(num_steps):
+            core.step()
+    averages = sorted(profiler.key_averages(), key=own_time, reverse=True)
+    return [
+        {"kernel": average.key[:80], "calls": average.count / num_steps, "us": round(own_time(average) / num_steps, 1)}
+        for average in averages[:40]
+    ]
+
+
+def own_time(average: Any) -> float:
+    return max(average.self_device_time_total, average.self_cpu_time_total)
+
+
 def attention(bench: Bench) -> Jobs:
     """Of one layer, against FlashInfer's and torch's."""
     batch_sizes, lengths, nodes = ([1], [64], [8]) if bench.is_quick else ([1, 16], [1024, 8192, 16384], [32, 64, 1, 16])
@@ -326,5 +354,5 @@ def transformers_rate(bench: Bench) -> Rows:
 
 PARTS: dict[str, Callable[[Bench], Jobs]] = {
     part.__name__: part
-    for part in (machine, exactness, contexts, sweep, parity, start_up, load, attention, step_parts, kernels, peer)
+    for part in (machine, exactness, contexts, sweep, profile, parity, attention, start_up, load, step_parts, kernels, peer)
 }

@@ -9,6 +9,8 @@ context is cut into splits that run side by side; each leaves its part of the so
 (FlashDecoding; Dao et al., 2023). `attention/reference.py` is the slow twin.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -17,11 +19,21 @@ from torch import Tensor
 from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded
 
 LOG2_E = 1.4426950408889634
-# A split is worth its own programs from this many rows on.
-ROWS_A_SPLIT = tl.constexpr(256)
 MAX_SPLITS = 32
 # Programs that keep a large GPU busy; more than these are not cut further.
 ENOUGH_PROGRAMS = 512
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a launch is cut: tiles of block_m query heads and block_n rows of the cache, and splits of rows_a_split rows, from which
+    on one is worth its own programs."""
+
+    block_m: int
+    block_n: int
+    rows_a_split: int = 256
+    num_warps: int = 4
+    num_stages: int = 3
 
 
 @triton.jit
@@ -51,6 +63,7 @@ def _attend(
     NUM_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    ROWS_A_SPLIT: tl.constexpr,
     IN_FLOAT32: tl.constexpr,
 ):
     tile, pair, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -168,22 +181,23 @@ def tree_attention(
     max_queries: int,
     page_size: int,
     window: int | None = None,
+    tiling: Tiling | None = None,
 ) -> Tensor:
     """[T, heads, head_dim] from queries of that shape and one layer of the cache, [S, 2, kv_heads, head_dim].
 
     pages: [B, P] int32, the pages of page_size rows that each sequence is cached in; query_starts: [B + 1] and kv_lens: [B] int32;
     prefixes: [T] int32, the rows that a query sees whatever its mask says; masks: [T, W] int64, bit j of word w for row
     prefix + 64 w + j; positions: [T] int64, for layers with a window. max_queries: no sequence has more queries. A query that
-    sees nothing gets zeros.
+    sees nothing gets zeros. tiling: other than `tiling_for` says.
     """
     num_tokens, num_heads, head_dim = queries.shape
     num_kv_heads = storage.shape[2]
     group = num_heads // num_kv_heads
     num_rows = max_queries * group
-    block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
-    num_tiles, num_pairs = triton.cdiv(num_rows, block_m), len(kv_lens) * num_kv_heads
-    num_splits = splits_for(num_tiles * num_pairs, pages.shape[1] * page_size)
     padded_dim = padded(head_dim, least=16)
+    tiling = tiling or tiling_for(num_rows, padded_dim * storage.itemsize)
+    num_tiles, num_pairs = triton.cdiv(num_rows, tiling.block_m), len(kv_lens) * num_kv_heads
+    num_splits = splits_for(num_tiles * num_pairs, pages.shape[1] * page_size // tiling.rows_a_split)
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
     parts, part_norms = output, output
     if num_splits > 1:
@@ -213,21 +227,29 @@ def tree_attention(
         NUM_WORDS=masks.shape[1],
         WINDOW=window or 0,
         NUM_SPLITS=num_splits,
-        BLOCK_M=block_m,
-        # Tiles of keys and values that fit into shared memory a few times over.
-        BLOCK_N=max(16, 64 * 256 // max(256, padded_dim * storage.itemsize)),
+        BLOCK_M=tiling.block_m,
+        BLOCK_N=tiling.block_n,
+        ROWS_A_SPLIT=tiling.rows_a_split,
         IN_FLOAT32=IS_INTERPRETED,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
     )
     if num_splits > 1:
         _join[(num_tokens * num_heads,)](parts, part_norms, output, HEAD_DIM=head_dim, PADDED_DIM=padded_dim, NUM_SPLITS=num_splits)
     return output
 
 
-def splits_for(num_programs: int, longest: int) -> int:
-    """The splits that a launch has room for: a power of two, by the longest context that it may meet."""
-    useful = max(1, longest // ROWS_A_SPLIT.value)
+def tiling_for(num_rows: int, row_bytes: int) -> Tiling:
+    """For so many query heads that share a key head; row_bytes: of a key."""
+    block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    # Tiles of keys and values that fit into shared memory a few times over.
+    return Tiling(block_m, max(16, 64 * 256 // max(256, row_bytes)))
+
+
+def splits_for(num_programs: int, most: int) -> int:
+    """The splits that a launch has room for: a power of two, at most what the longest context that it may meet is worth."""
     splits = 1
-    while splits < min(MAX_SPLITS, useful) and num_programs * splits < ENOUGH_PROGRAMS:
+    while splits < min(MAX_SPLITS, most) and num_programs * splits < ENOUGH_PROGRAMS:
         splits *= 2
     return splits
 
