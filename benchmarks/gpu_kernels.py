@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.tree_batches import tree_batch
 from eagle_rt.attention.base import AttentionBackend
@@ -21,13 +22,22 @@ from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
 from eagle_rt.kernels.triton.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.triton.top_children import top_children
 
+# Of the cache, by timed layers together: several times what a GPU's own cache holds.
+LEAST_READ = 2**28
 
-def seconds_of(run: Callable[[], object], device: str) -> float:
-    """Median time of a call, between events on a GPU; what it needs to warm up has then happened. On a CPU, where kernels are
-    interpreted, it is timed for form's sake."""
+
+def seconds_of(run: Callable[[], object], device: str, *, is_captured: bool = True) -> float:
+    """Median time of a call, between events on a GPU, where it is captured so that launching costs nothing; what it needs to warm
+    up has then happened. On a CPU, where kernels are interpreted, it is timed for form's sake."""
     num_warm_ups, num_repeats = (3, 30) if device == "cuda" else (0, 2)
     for _ in range(num_warm_ups):
         run()
+    if device == "cuda" and is_captured:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        run = graph.replay
     times = []
     for _ in range(num_repeats):
         if device == "cuda":
@@ -61,25 +71,35 @@ def backends(device: str, dtype: torch.dtype) -> dict[str, AttentionBackend]:
 def attention_row(
     device: str, dtype: torch.dtype, heads: tuple[int, int, int], lengths: list[int], num_nodes: int
 ) -> dict[str, Any]:
-    """Microseconds of one layer's attention with the plan made beforehand, and its error against torch in float32."""
+    """Microseconds of one layer's attention with the plan made beforehand, and its error against torch in float32. Layers take
+    turns, so that no cache but the GPU's memory holds what is read."""
     num_heads, num_kv_heads, head_dim = heads
     batch = tree_batch(lengths, num_nodes, device)
+    num_slots = sum(lengths) + len(lengths) * num_nodes
+    layer_bytes = num_slots * 2 * num_kv_heads * head_dim * dtype.itemsize
+    num_layers = max(1, min(16, LEAST_READ // layer_bytes)) if device == "cuda" else 1
     pool, precise = (
-        KVPool(1, sum(lengths) + len(lengths) * num_nodes, num_kv_heads, head_dim, precision, device)
-        for precision in (dtype, torch.float32)
+        KVPool(layers, num_slots, num_kv_heads, head_dim, precision, device)
+        for layers, precision in ((num_layers, dtype), (1, torch.float32))
     )
     pool.storage.normal_()
-    precise.storage.copy_(pool.storage)
+    precise.storage.copy_(pool.storage[:1])
     queries = torch.randn(len(batch.tokens), num_heads, head_dim, device=device).to(dtype)
     reference = ReferenceAttention(torch.float32)
     expected = reference.run(queries.float(), 0, reference.plan(batch, precise), None)
-    row: dict[str, Any] = {"bytes": pool.storage.nbytes}
+    row: dict[str, Any] = {"bytes": layer_bytes}
     for name, backend in backends(device, dtype).items():
         plan = backend.plan(batch, pool)
         error = (backend.run(queries, 0, plan, None).float() - expected).norm() / expected.norm()
-        seconds = seconds_of(partial(backend.run, queries, 0, plan, None), device)
-        row |= {f"{name}_us": round(1e6 * seconds, 1), f"{name}_error": float(error)}
+        run = partial(run_layers, backend, queries, plan, num_layers)
+        seconds = seconds_of(run, device, is_captured=name != "torch")
+        row |= {f"{name}_us": round(1e6 * seconds / num_layers, 1), f"{name}_error": float(error)}
     return row
+
+
+def run_layers(backend: AttentionBackend, queries: Tensor, plan: Any, num_layers: int) -> None:
+    for layer in range(num_layers):
+        backend.run(queries, layer, plan, None)
 
 
 def small_kernel_rows(

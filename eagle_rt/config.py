@@ -1,6 +1,7 @@
 """Every option once: engine keywords, command-line flags and their defaults all come from the fields of `EngineConfig`."""
 
 import argparse
+import importlib.util
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
@@ -19,9 +20,11 @@ DEFAULT_TREE = {"cpu": (3, 2, 8), "cuda": (5, 4, 16)}
 # A multi-token-prediction layer was trained for one step.
 DEFAULT_MTP_TREE = (1, 1, 2)
 # The largest tree of a draft that is sized by what it costs.
-DEFAULT_BOUNDS = {"cpu": (6, 4, 24), "cuda": (8, 8, 64)}
+DEFAULT_BOUNDS = {"cpu": (6, 4, 24), "cuda": (5, 8, 32)}
 DRAFT_QUANTIZATIONS = ("auto", "none", "int8")
 TREES = ("auto", "adaptive", "fixed")
+# What our kernels for GPUs have been compiled for, and multiply in half precision from on.
+TRITON_CAPABILITY = (8, 0)
 
 
 def option(group: str, help: str, default: Any = MISSING, **flag: Any) -> Any:
@@ -113,8 +116,7 @@ class EngineConfig:
     speculative_tree: str = option(
         "speculation",
         "adaptive: every step drafts what is expected to pay, up to the three numbers above, or nothing; captured steps choose "
-        "among a few such trees. fixed: exactly those numbers. auto: adaptive on a CPU; on a GPU fixed, until the other has been "
-        "measured.",
+        "among a few such trees. fixed: exactly those numbers. auto: adaptive on a CPU, and where steps are captured; else fixed.",
         "auto",
         choices=list(TREES),
     )
@@ -164,13 +166,13 @@ class EngineConfig:
         "execution",
         "torch: torch's own attention, like sequences together. numba: our kernel for CPUs, row by row. "
         "triton: our kernel for GPUs, all sequences in one launch, and captured steps. flashinfer: its fa2 kernel, planned on the "
-        "host. auto: numba on a CPU where heads and precision allow it, else torch.",
+        "host. auto: triton on a GPU, numba on a CPU where heads and precision allow it, else torch.",
         "auto",
         choices=["auto", "torch", "numba", "triton", "flashinfer"],
     )
     cuda_graph_max_bs: int | None = option(
         "execution",
-        "Largest batch whose steps are captured as CUDA graphs, with --attention-backend triton. Default: 8.",
+        "Largest batch whose steps are captured as CUDA graphs, with --attention-backend triton. Default: 32.",
         None,
         type=int,
     )
@@ -232,7 +234,15 @@ class EngineConfig:
         """Whether trees are adaptive; the device has been decided. Made-up acceptance says nothing about what pays."""
         if not self.speculative_algorithm or self.speculative_simulate_accept_length is not None:
             return False
-        return self.speculative_tree == "adaptive" or (self.speculative_tree == "auto" and self.device == "cpu")
+        return self.speculative_tree == "adaptive" or (
+            self.speculative_tree == "auto" and (self.device == "cpu" or self.captures_steps)
+        )
+
+    @property
+    def captures_steps(self) -> bool:
+        """Whether decode steps are CUDA graphs: only our own kernels take all that they need from the device, which those ask for.
+        Device and attention have been decided."""
+        return self.device == "cuda" and self.attention_backend == "triton" and not self.disable_cuda_graph
 
 
 def require(condition: bool, name: str, value: object, expectation: str) -> None:
@@ -286,7 +296,7 @@ def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str
 
 
 def resolve_device(config: EngineConfig) -> EngineConfig:
-    """The same config with `device` decided.
+    """The same config with `device` decided, and on a GPU the attention.
 
     Raises:
         ValueError: a GPU was asked for and there is none.
@@ -295,7 +305,11 @@ def resolve_device(config: EngineConfig) -> EngineConfig:
     if config.device == "cuda" and not has_gpu:
         raise ValueError("--device cuda: torch sees no GPU here; use --device cpu or auto")
     device = ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
-    return replace(config, device=device)
+    attention = config.attention_backend
+    if device == "cuda" and attention == "auto":
+        can_run = importlib.util.find_spec("triton") and torch.cuda.get_device_capability() >= TRITON_CAPABILITY
+        attention = "triton" if can_run else "torch"
+    return replace(config, device=device, attention_backend=attention)
 
 
 def unused_options(config: EngineConfig) -> list[str]:

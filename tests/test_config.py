@@ -1,11 +1,13 @@
 import argparse
 import shlex
+from typing import Any
 
 import pytest
+import torch
 
 import bench_speculative
 import launch_server
-from eagle_rt.config import EngineConfig, resolve_tree, unused_options
+from eagle_rt.config import EngineConfig, resolve_device, resolve_tree, unused_options
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
 
@@ -63,6 +65,26 @@ def test_what_is_not_given_is_decided_and_said(device: str) -> None:
     assert shape.num_draft_tokens <= num_tree_nodes(shape.num_steps, shape.top_k)
     assert any(str(shape) in note for note in notes)
     assert resolve_tree(tree(num_steps=1, eagle_topk=2), device)[0].num_draft_tokens <= 3
+
+
+@pytest.mark.parametrize(
+    ("capability", "options", "attention", "is_adaptive"),
+    [
+        ((9, 0), {}, "triton", True),
+        ((7, 5), {}, "torch", False),
+        ((9, 0), {"attention_backend": "flashinfer"}, "flashinfer", False),
+        ((9, 0), {"disable_cuda_graph": True}, "triton", False),
+        ((9, 0), {"disable_cuda_graph": True, "speculative_tree": "adaptive"}, "triton", True),
+        ((9, 0), {"speculative_tree": "fixed"}, "triton", False),
+    ],
+)
+def test_what_serves_on_a_gpu(
+    capability: tuple[int, int], options: dict[str, Any], attention: str, is_adaptive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    config = resolve_device(EngineConfig(speculative_algorithm="EAGLE3", **options))
+    assert (config.device, config.attention_backend, config.sizes_trees) == ("cuda", attention, is_adaptive)
 
 
 @pytest.mark.parametrize(

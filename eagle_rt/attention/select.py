@@ -10,7 +10,7 @@ from eagle_rt.attention.grouped import GroupedAttention
 
 
 def attention_backend(name: str, device: str, dtype: torch.dtype, head_dims: set[int]) -> AttentionBackend:
-    """auto is our kernel for CPUs where it serves, and else torch's own attention: on a GPU nothing has been measured yet.
+    """auto is our kernel for CPUs where it serves, and else torch's own attention; for a GPU `resolve_device` has decided.
 
     Raises:
         ValueError: the backend cannot run here, or not with heads of these sizes.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.kernels.triton.tree_attention import mask_words, tree_attention
+from eagle_rt.kernels.triton.tree_attention import Ragged, Uniform, mask_words, tree_attention
 
 
 @dataclass(frozen=True)
@@ -17,57 +17,56 @@ class TritonPlan:
 
     storage: Tensor
     rows: DeviceRows
-    query_starts: Tensor
-    prefixes: Tensor
+    queries_of: Uniform | Ragged
     masks: Tensor
     positions: Tensor
-    max_queries: int
 
 
 class TritonAttention:
     """Lengths stay on the device. Where the host knows them too, it may also give sequences of unequal numbers of queries."""
 
     def plan(self, batch: Batch, pool: KVPool) -> TritonPlan:
-        device = batch.tokens.device
+        device, mask = batch.tokens.device, batch.tree_mask
         rows = device_rows(batch.rows, device) if isinstance(batch.rows, HostRows) else batch.rows
         counts = [stop - start for start, stop in zip(batch.query_starts, batch.query_starts[1:], strict=False)]
-        max_queries = max(counts)
-        if min(counts) == max_queries:
-            query_starts = torch.arange(0, len(batch.tokens) + 1, max_queries, dtype=torch.int32, device=device)
-            kv_lens = rows.kv_lens.repeat_interleave(max_queries)
-            later = torch.arange(max_queries - 1, -1, -1, dtype=torch.int32, device=device).repeat(batch.batch_size)
+        if isinstance(mask, Tensor):
+            mask = MaskWords(mask_words(mask), mask.shape[-1])
+        if isinstance(mask, HostMask):
+            masks = mask_words(torch.from_numpy(mask.visible).to(device))
         else:
-            query_starts = torch.tensor(batch.query_starts, dtype=torch.int32, device=device)
-            kv_lens = rows.kv_lens.repeat_interleave(query_starts.diff(), output_size=len(batch.tokens))
-            later = torch.tensor([last for count in counts for last in range(count - 1, -1, -1)], dtype=torch.int32, device=device)
-        if batch.tree_mask is None:
-            # Causal: a row sees all but the ones after it.
-            prefixes, masks = kv_lens - later, torch.zeros(len(batch.tokens), 0, dtype=torch.int64, device=device)
-        elif isinstance(batch.tree_mask, HostMask):
-            widths = np.repeat(batch.tree_mask.widths, counts).astype(np.int32)
-            prefixes = kv_lens - torch.from_numpy(widths).to(device)
-            masks = mask_words(torch.from_numpy(batch.tree_mask.visible).to(device))
+            masks = mask.words.flatten(0, 1) if mask else torch.zeros(len(batch.tokens), 0, dtype=torch.int64, device=device)
+        if min(counts) == max(counts) and not isinstance(mask, HostMask):
+            queries_of = Uniform(counts[0], mask.num_columns if mask else None)
         else:
-            mask = batch.tree_mask
-            if isinstance(mask, Tensor):
-                mask = MaskWords(mask_words(mask), mask.shape[-1])
-            prefixes, masks = kv_lens - mask.num_columns, mask.words.flatten(0, 1)
-        return TritonPlan(pool.storage, rows, query_starts, prefixes, masks, batch.positions, max_queries)
+            queries_of = ragged(batch, rows.kv_lens, counts, mask)
+        return TritonPlan(pool.storage, rows, queries_of, masks, batch.positions)
 
     def run(self, queries: Tensor, layer: int, plan: TritonPlan, window: int | None) -> Tensor:
         return tree_attention(
             queries,
             plan.storage[layer],
             plan.rows.pages,
-            plan.query_starts,
             plan.rows.kv_lens,
-            plan.prefixes,
+            plan.queries_of,
             plan.masks,
             plan.positions,
-            max_queries=plan.max_queries,
             page_size=plan.rows.page_size,
             window=window,
         )
+
+
+def ragged(batch: Batch, kv_lens: Tensor, counts: list[int], mask: MaskWords | HostMask | None) -> Ragged:
+    """Queries of which sequences have `counts`."""
+    device = kv_lens.device
+    if mask is None:
+        # Causal: a row sees all but the ones after it.
+        unseen = [last for count in counts for last in range(count - 1, -1, -1)]
+    else:
+        widths = mask.widths if isinstance(mask, HostMask) else [mask.num_columns] * len(counts)
+        unseen = np.repeat(widths, counts)
+    starts = torch.tensor(batch.query_starts, dtype=torch.int32, device=device)
+    own_lens = kv_lens.repeat_interleave(starts.diff(), output_size=len(batch.tokens))
+    return Ragged(max(counts), starts, own_lens - torch.as_tensor(unseen, dtype=torch.int32, device=device))
 
 
 def device_rows(rows: HostRows, device: torch.device) -> DeviceRows:

@@ -5,7 +5,7 @@ import time
 from eagle_rt.config import EngineConfig, resolve_device, resolve_tree
 from eagle_rt.engine.assemble import make_core
 from eagle_rt.engine.calibrate import measured_costs
-from eagle_rt.engine.capture import capture_steps, captures_steps
+from eagle_rt.engine.capture import capture_steps
 from eagle_rt.engine.compile import compile_passes
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.fit import fitted
@@ -40,7 +40,7 @@ def prepared_core(
         warm_up(core)
     if config.enable_torch_compile:
         notes += compile_passes(core, models, config)
-    if captures_steps(config):
+    if config.captures_steps:
         notes += capture_steps(core, config)
     if config.sizes_trees and core.runner.host_stepper:
         notes += size_trees(core, config, costs, weights)

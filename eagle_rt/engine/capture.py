@@ -11,7 +11,7 @@ from eagle_rt.models.spec import ModelSpec
 from eagle_rt.speculate.tree_choice import PayingTree, trees_within
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
-DEFAULT_MAX_BATCH = 8
+DEFAULT_MAX_BATCH = 32
 ATTENTION_PARTS_BYTES = 256 * 2**20
 # What `PenaltyTables` hold of a token, and make of a logit.
 TABLES_BYTES, PENALIZED_BYTES = 9, 4
@@ -22,11 +22,6 @@ def graph_batch_sizes(config: EngineConfig) -> list[int]:
     if config.cuda_graph_bs:
         return sorted({min(size, config.max_running_requests) for size in config.cuda_graph_bs})
     return default_batch_sizes(min(config.cuda_graph_max_bs or DEFAULT_MAX_BATCH, config.max_running_requests))
-
-
-def captures_steps(config: EngineConfig) -> bool:
-    """Only our own kernels take all that they need from the device, which a captured step asks for."""
-    return config.device == "cuda" and config.attention_backend == "triton" and not config.disable_cuda_graph
 
 
 def captured_trees(config: EngineConfig, tree_shape: TreeShape) -> list[TreeShape]:
@@ -40,7 +35,7 @@ def captured_trees(config: EngineConfig, tree_shape: TreeShape) -> list[TreeShap
 def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dtype: torch.dtype) -> int:
     """About what the captured steps will take, so that the cache leaves it: the largest batch's logits, what penalties make of
     them, the attention's parts and a layer's activations, in which the smaller batches then live too."""
-    if not captures_steps(config):
+    if not config.captures_steps:
         return 0
     shape = spec.shape
     batch_size = max(graph_batch_sizes(config))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 
 from eagle_rt.config import EngineConfig
-from eagle_rt.engine.capture import captured_trees, captures_steps
+from eagle_rt.engine.capture import captured_trees
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.request import SamplingParams
@@ -26,7 +26,7 @@ def compile_passes(core: EngineCore, models: LoadedModels, config: EngineConfig)
     max_batch = min(max_batch, config.max_running_requests)
     shape = core.runner.tree_shape
     batches = range(1, max_batch + 1)
-    target_rows, head_rows = rows_of_passes(captured_trees(config, shape) if captures_steps(config) else [shape], batches)
+    target_rows, head_rows = rows_of_passes(captured_trees(config, shape) if config.captures_steps else [shape], batches)
     passes = [models.target.compile(target_rows)]
     if models.head and shape.num_steps:
         passes.append(models.head.compile(head_rows))

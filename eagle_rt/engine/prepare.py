@@ -27,11 +27,16 @@ def slots_of(pages: list[int], num_rows: int, page_size: int) -> Slots:
 def sampling_batch(requests: list[Request], device: str) -> SamplingBatch:
     settings = [request.sampling for request in requests]
     sampled = [row for row, setting in enumerate(settings) if setting.temperature > 0]
+
+    def floats(name: str) -> Tensor:
+        """Whole numbers, too, as a kernel takes them."""
+        return torch.tensor([getattr(setting, name) for setting in settings], dtype=torch.float32, device=device)
+
     return SamplingBatch(
-        temperature=torch.tensor([setting.temperature for setting in settings], device=device),
+        temperature=floats("temperature"),
         top_k=torch.tensor([max(setting.top_k, 0) for setting in settings], device=device),
-        top_p=torch.tensor([setting.top_p for setting in settings], device=device),
-        min_p=torch.tensor([setting.min_p for setting in settings], device=device),
+        top_p=floats("top_p"),
+        min_p=floats("min_p"),
         seeds=torch.tensor([request.seed for request in requests], device=device),
         sampled=torch.tensor(sampled, dtype=torch.int64, device=device),
         has_filters=any(settings[row].top_k > 0 or settings[row].top_p < 1 or settings[row].min_p > 0 for row in sampled),

@@ -1,4 +1,4 @@
-"""Which products serve on a CPU."""
+"""Which products serve: on a CPU, and on a GPU beside cuBLAS."""
 
 import importlib.util
 import platform
@@ -8,6 +8,20 @@ from torch import Tensor
 
 from eagle_rt.kernels.packed_linear import NO_TILES, OpaqueProduct, PackedProduct, RowTiles, can_pack, packed_tiles
 from eagle_rt.kernels.processor import has_amx
+
+# What `triton.wide_product` takes, and where it is faster than cuBLAS (H100).
+WIDE_ROWS, WIDE_OUTPUTS, WIDE_INPUTS = 64, 16384, 128
+
+
+def is_wide(weight: Tensor) -> bool:
+    """Whether a GPU's products of up to WIDE_ROWS rows with this weight are ours."""
+    return (
+        weight.is_cuda
+        and weight.dtype in (torch.bfloat16, torch.float16)
+        and weight.shape[0] >= WIDE_OUTPUTS
+        and weight.shape[1] % WIDE_INPUTS == 0
+        and torch.cuda.get_device_capability(weight.device) >= (9, 0)
+    )
 
 
 def has_own_kernels(weight: Tensor) -> bool:

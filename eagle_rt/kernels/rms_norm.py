@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from eagle_rt.kernels.dispatch import compiled_kernel, kernel_for
+from eagle_rt.kernels.dispatch import kernel_for
 
 
 class RMSNorm:
@@ -37,6 +37,6 @@ class RMSNorm:
 
 def norms_side_by_side(x: Tensor, x_norm: RMSNorm, y: Tensor, y_norm: RMSNorm) -> Tensor:
     """[R, H + J] the norms of x [R, H] and of y [R, J]."""
-    if kernel := compiled_kernel("norms_side_by_side", x, x.dtype):
+    if kernel := kernel_for("norms_side_by_side", x):
         return kernel(x, x_norm.weight, x_norm.eps, y, y_norm.weight, y_norm.eps)
     return torch.cat((x_norm(x), y_norm(y)), dim=-1)

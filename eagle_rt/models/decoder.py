@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels.embed import embed
 from eagle_rt.kernels.whole_pass import layer_stack
 from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.layers import Attend, Block, Linear, linear, norm, pass_context
@@ -58,7 +58,7 @@ class Decoder(CompilableLayers):
 
     def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend, feature_layers: tuple[int, ...]) -> TargetOutput:
         context = pass_context(self._rope, positions, attend)
-        x, delta = functional.embedding(tokens, self.embedding), None
+        x, delta = embed(tokens, self.embedding), None
         if self._stack and context.whole:
             _, hidden, features = self._stack(x, self._norms[0](x), context.whole, feature_layers)
             return TargetOutput(hidden, features if feature_layers else None)

@@ -10,7 +10,7 @@ from torch import Tensor
 from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
-from eagle_rt.kernels.products import int8_product_with, product_with
+from eagle_rt.kernels.products import WIDE_ROWS, int8_product_with, is_wide, product_with
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
@@ -32,6 +32,7 @@ class Linear:
         self._transposed = None
         if not self.product:
             self._transposed = weight.t() if weight.is_cuda else weight.t().contiguous()
+        self._is_wide = bias is None and is_wide(weight)
 
     @property
     def weight(self) -> Tensor:
@@ -53,6 +54,8 @@ class Linear:
         if self.product:
             return self.product(x)
         assert self._transposed is not None
+        if self._is_wide and len(x) <= WIDE_ROWS and (kernel := dispatch.triton_kernel("wide_product", x)):
+            return kernel(x, self._transposed.t())
         return x @ self._transposed if self.bias is None else torch.addmm(self.bias, x, self._transposed)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle_rt.kernels.dispatch import compiled_kernel
+from eagle_rt.kernels.dispatch import compiled_kernel, triton_kernel
 
 DEFAULT_THETA = 10000.0
 
@@ -121,7 +121,7 @@ class Rope:
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and signed sin [T, 1, head_dim] for `kernels.rotary.rotate`."""
-        if kernel := compiled_kernel("cos_sin", positions, self._dtype):
+        if kernel := triton_kernel("cos_sin", positions) or compiled_kernel("cos_sin", positions, self._dtype):
             return kernel(positions, self._frequencies, self._scale, self._dtype)
         angles = positions[:, None, None] * self._frequencies
         cos, sin = angles.cos(), angles.sin()

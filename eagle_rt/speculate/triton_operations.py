@@ -30,7 +30,7 @@ class TritonOperations:
         tokens, scores = top_children.top_children(logits, root_scores, top_k, self._sharpness, kernel_noise(logits, noise))
         nothing = torch.zeros(batch_size, 1, -(-max(num_rows, 1) // 64), dtype=torch.int64, device=device)
         level = Level(tokens.flatten(1), scores.flatten(1), torch.full((batch_size, top_k), -1, device=device))
-        return (level,), beam_of(level, nothing, top_k, first_row=0, num_before=0)
+        return (level,), beam_of(level, nothing, top_k, first_row=0, first_candidate=0)
 
     def next_level(self, candidates: Candidates, beam: Beam, logits: Tensor, noise: DraftNoise | None) -> tuple[Candidates, Beam]:
         top_k = beam.tokens.shape[1]
@@ -38,7 +38,7 @@ class TritonOperations:
         parents = beam.candidates[:, :, None].expand(-1, -1, top_k).flatten(1)
         level = Level(tokens.flatten(1), scores.flatten(1), parents)
         num_before = sum(level.tokens.shape[1] for level in candidates)
-        new_beam = beam_of(level, beam.visible, top_k, first_row=len(candidates) * top_k, num_before=num_before)
+        new_beam = beam_of(level, beam.visible, top_k, first_row=len(candidates) * top_k, first_candidate=num_before)
         return (*candidates, level), new_beam
 
     def rerank(self, candidates: Candidates, target_ids: Tensor, root_tokens: Tensor, num_nodes: int) -> DraftTree:
@@ -65,10 +65,9 @@ class TritonOperations:
         move_rows.move_rows(pool.storage, scratch_slots, path)
 
 
-def beam_of(level: Level, visible: Tensor, top_k: int, first_row: int, num_before: int) -> Beam:
+def beam_of(level: Level, visible: Tensor, top_k: int, first_row: int, first_candidate: int) -> Beam:
     """The best top_k nodes of a level, as the rows from first_row on."""
-    scores, best, new_visible = select_beam.select_beam(level.scores, visible, top_k, first_row)
-    return Beam(level.tokens.gather(1, best), scores, num_before + best, best // top_k, new_visible)
+    return Beam(*select_beam.select_beam(level.scores, level.tokens, visible, top_k, first_row, first_candidate))
 
 
 def thresholds(logits: Tensor, sampling: SamplingBatch) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engines import Tree, make_config, random_prompts, run
+from kernels.test_triton_compiles import KERNELS
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
@@ -229,6 +230,39 @@ def watching(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             patch.setattr(Tensor, name, read)
         with watch, torch.inference_mode():
             yield
+
+
+def test_kernels_are_launched_with_the_types_that_they_are_compiled_for(
+    target_dir: Path, head_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interpreter takes any types, a compiler does not: whole numbers among the settings once became tensors of them."""
+    launched: dict[str, list[list[str]]] = {}
+    original = GridExecutor.__call__
+
+    def launch(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
+        kinds = [kind_of(str(arg.dtype).removeprefix("torch.")) for arg in args if isinstance(arg, Tensor)]
+        launched.setdefault(self.fn.__name__, []).append(kinds)
+        original(self, *args, **kwargs)
+
+    monkeypatch.setattr(dispatch, "prefers_triton", lambda x: True)
+    monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
+    monkeypatch.setattr(layers, "product_with", lambda weight, bias: None)
+    core = make_captured(target_dir, head_dir, (3, 2, 6), (1,))
+    monkeypatch.setattr(GridExecutor, "__call__", launch)
+    sampling = replace(SETTINGS[0], temperature=1, top_k=3, top_p=1, min_p=0, frequency_penalty=1, max_new_tokens=3)
+    run(core, random_prompts(1, longest=9), [sampling])
+    compiled: dict[str, list[list[str]]] = {}
+    for _, name, types, _ in KERNELS:
+        compiled.setdefault(name, []).append([kind_of(own) for own in types.split() if own.startswith("*")])
+    assert {"_attend", "_top_of_split", "_penalize", "_best_of_split", "_thresholds", "_move", "_embed"} <= set(launched)
+    for name, found in launched.items():
+        assert [kinds for kinds in found if kinds not in compiled[name]] == [], f"{name} is compiled for {compiled[name]}"
+
+
+def kind_of(dtype: str) -> str:
+    """Of a pointer, in torch's or Triton's words; which floats depends on the model."""
+    words = {"int64": "i64", "int32": "i32", "uint8": "u8"} | dict.fromkeys(("float32", "fp32", "bf16", "fp16"), "float")
+    return words.get(dtype.lstrip("*"), dtype.lstrip("*"))
 
 
 def captured_callable(graph: StepGraph) -> Callable[[], Tensor]:

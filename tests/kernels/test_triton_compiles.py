@@ -25,27 +25,33 @@ for module, name, types, constants in eval(sys.argv[1]):
     assert len(compiled.asm["cubin"]) > 0
 """
 KERNELS = [
-    ("tree_attention", "_attend", "*bf16 " * 2 + "*i32 " * 4 + "*i64 " * 2 + "*fp32 " * 2 + "fp32" + " i32" * 4,
-     (4, 8, 128, 128, 16, 1, 0, 8, 32, 64, 256, False)),
-    ("tree_attention", "_attend", "*fp16 " * 2 + "*i32 " * 4 + "*i64 " * 2 + "*fp16 " * 2 + "fp32" + " i32" * 4,
-     (4, 8, 80, 128, 1, 0, 64, 1, 16, 64, 256, False)),
+    ("tree_attention", "_attend", "*bf16 " * 2 + "*i32 " * 4 + "*i64 " * 2 + "*fp32 " * 2 + "fp32" + " i32" * 6,
+     (4, 8, 128, 128, 16, 1, 0, 8, 32, 64, 64, False, False, False)),
+    ("tree_attention", "_attend", "*fp16 " * 2 + "*i32 " * 4 + "*i64 " * 2 + "*fp16 " * 2 + "fp32" + " i32" * 6,
+     (4, 8, 80, 128, 1, 0, 64, 1, 16, 64, 64, True, False, False)),
     ("tree_attention", "_join", "*fp32 *fp32 *bf16", (128, 128, 8)),
     ("add_rms_norm", "_add_rms_norm", "*bf16 " * 5 + "fp32", (4096, 4096, True)),
     ("silu_and_mul", "_silu_and_mul", "*bf16 *bf16", (14336, 1024)),
     ("rotate_and_write", "_rotate_and_write", "*bf16 " * 5 + "*i64 *bf16 *bf16 i32 fp32", (32, 8, 64, 64, True)),
     ("rotate_and_write", "_rotate_and_write", "*bf16 " * 5 + "*i64 *bf16 *bf16 i32 fp32", (32, 8, 40, 64, False)),
+    ("embed", "_embed", "*i64 *bf16 *bf16", (4096, 1024)),
+    ("cos_sin", "_cos_sin", "*i64 *fp32 *bf16 *bf16 fp32", (128, 128)),
+    ("norms_side_by_side", "_norms_side_by_side", "*bf16 " * 5 + "fp32 fp32", (4096, 4096, 4096, 4096)),
+    ("wide_product", "_wide_product", "*bf16 *bf16 *bf16 i32 i32 i32", (32, 128, 128, False)),
     ("gumbel_argmax", "_best_of_split", "*fp32 *fp32 *fp32 *i64 *i64 *fp32 *i64 i32 i32", (8, 1024)),
     ("gumbel_argmax", "_best_of_row", "*fp32 *i64 *i64 i32", (32,)),
     ("filter_thresholds", "_thresholds", "*fp32 *fp32 *i64 *fp32 *fp32 *fp32 i32", (8, 4096)),
     ("top_children", "_top_of_split", "*bf16 *fp32 *fp32 *i64 *i64 *i64 *i32 *i32 *fp32 i32 fp32", (4, 8, True, 2048)),
+    ("top_children", "_top_of_split", "*bf16 *fp32 *fp32 *fp32 *fp32 *fp32 *i32 *i32 *fp32 i32 fp32", (4, 8, False, 2048)),
     ("top_children", "_top_of_row", "*i32 *i32 *fp32 *fp32 *i64 *fp32 i32", (8, 16, 128)),
-    ("select_beam", "_select_beam", "*fp32 *i64 *fp32 *i64 *i64 i32", (100, 10, 10, 2, 128)),
+    ("select_beam", "_select_beam", "*fp32 *i64 *i64 *i64 *fp32 *i64 *i64 *i64 i32 i32", (100, 10, 10, 2, 128)),
     ("rerank", "_number", "*fp32 *i32 i32", (32, 256)),
     ("rerank", "_place", "*i32 *i32 i32", (60, 1024)),
     ("rerank", "_build", "*i32 *i32 *fp32 *i64 *i64 *i64 *i64 *i64 *i64 *i64 *fp32 i32", (10, 60, 1024)),
     ("ancestors", "_ancestors", "*i64 *i64 *i64 *i64 *i64 i32", (60, 1, 64)),
     ("walk", "_walk", "*i64 *i64 *fp32 *i64 *i64 *i64 *i64", (60, 8, 64)),
     ("penalize", "_penalize", "*bf16 *i32 *u8 *fp32 *fp32 *fp32 *fp32 *i64 *fp32 i32 i32", (32000, True, 1024)),
+    ("penalize", "_penalize", "*bf16 *i32 *u8 *fp32 *fp32 *fp32 *fp32 *i32 *fp32 i32 i32", (32000, False, 1024)),
     ("move_rows", "_move", "*bf16 *i64 *i64 i32 i32 i32", (2048, 2048)),
 ]  # fmt: skip
 
@@ -55,7 +61,7 @@ def test_no_kernel_is_missing() -> None:
         (file.stem, line.split("(")[0].removeprefix("def "))
         for file in FOLDER.glob("*.py")
         for before, line in zip(file.read_text().split("\n"), file.read_text().split("\n")[1:], strict=False)
-        if before == "@triton.jit" and f"{line.split('(')[0].removeprefix('def ')}[" in file.read_text()
+        if before.startswith("@triton.jit") and f"{line.split('(')[0].removeprefix('def ')}[" in file.read_text()
     }
     assert launched == {(module, name) for module, name, *_ in KERNELS}
 

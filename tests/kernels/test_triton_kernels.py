@@ -17,9 +17,12 @@ from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul as silu_and_mul_twin
 from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
 from eagle_rt.kernels.triton.ancestors import ancestors
+from eagle_rt.kernels.triton.cos_sin import cos_sin
+from eagle_rt.kernels.triton.embed import embed
 from eagle_rt.kernels.triton.filter_thresholds import filter_thresholds
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
 from eagle_rt.kernels.triton.move_rows import move_rows
+from eagle_rt.kernels.triton.norms_side_by_side import norms_side_by_side
 from eagle_rt.kernels.triton.penalize import penalize
 from eagle_rt.kernels.triton.rerank import rerank
 from eagle_rt.kernels.triton.rotate_and_write import rotate_and_write
@@ -28,6 +31,8 @@ from eagle_rt.kernels.triton.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.triton.top_children import KernelNoise, top_children
 from eagle_rt.kernels.triton.tree_attention import mask_words
 from eagle_rt.kernels.triton.walk import walk
+from eagle_rt.kernels.triton.wide_product import wide_product
+from eagle_rt.models.rope import Rope, RopeSpec
 from eagle_rt.speculate.penalties import Strengths, changed
 from eagle_rt.speculate.sampler import SamplingBatch, filter_tokens, perturbed_logits, target_choice
 from eagle_rt.tree.draft_tree import DraftTree, ancestor_mask
@@ -39,6 +44,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 SEEDS = st.integers(0, 2**31)
+EPS = st.sampled_from([1e-6, 1e-2])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -80,6 +86,48 @@ def test_add_rms_norm(rows: int, size: int, adds: bool, dtype: torch.dtype, seed
 def test_silu_and_mul(rows: int, size: int, dtype: torch.dtype, seed: int) -> None:
     x = randn(seed, rows, 2 * size, dtype=dtype)
     close(silu_and_mul(x), silu_and_mul_twin(x), dtype)
+
+
+@settings(max_examples=10, deadline=None)
+@given(rows=st.integers(0, 5), size=st.sampled_from([3, 64, 1100]), dtype=st.sampled_from(DTYPES), seed=SEEDS)
+def test_embed(rows: int, size: int, dtype: torch.dtype, seed: int) -> None:
+    embedding, tokens = randn(seed, 9, size, dtype=dtype), randint(seed, 0, 9, rows)
+    assert torch.equal(embed(tokens, embedding), embedding[tokens])
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.25])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [80, 128])
+def test_cos_sin(head_dim: int, dtype: torch.dtype, scale: float) -> None:
+    """Angles are large, where an approximation would be far off."""
+    spec = RopeSpec(head_dim, 10000.0, "yarn" if scale > 1 else "default", {"factor": 4.0, "attention_factor": scale}, 2048)
+    rope = Rope(spec, 2048, dtype, DEVICE)
+    positions = torch.tensor([0, 1, 77, 2047, 131071], device=DEVICE)
+    found = cos_sin(positions, rope._frequencies, rope._scale, dtype)
+    for own, expected in zip(found, rope.cos_sin(positions), strict=True):
+        close(own, expected, dtype)
+
+
+@settings(max_examples=10, deadline=None)
+@given(rows=st.integers(0, 4), sizes=st.sampled_from([(16, 16), (80, 896)]), dtype=st.sampled_from(DTYPES), eps=EPS, seed=SEEDS)
+def test_norms_side_by_side(rows: int, sizes: tuple[int, int], dtype: torch.dtype, eps: float, seed: int) -> None:
+    x, y = (randn(seed + index, rows, size, dtype=dtype) for index, size in enumerate(sizes))
+    norms = [RMSNorm(randn(seed + 2, size, dtype=dtype), own_eps) for size, own_eps in zip(sizes, (eps, 1e-5), strict=True)]
+    found = norms_side_by_side(x, norms[0].weight, norms[0].eps, y, norms[1].weight, norms[1].eps)
+    close(found, torch.cat((norms[0](x), norms[1](y)), dim=1), dtype)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    rows=st.sampled_from([1, 2, 16, 17, 64]),
+    out_size=st.sampled_from([1, 128, 300]),
+    in_size=st.sampled_from([128, 384]),
+    dtype=st.sampled_from(DTYPES[1:]),
+    seed=SEEDS,
+)
+def test_wide_product(rows: int, out_size: int, in_size: int, dtype: torch.dtype, seed: int) -> None:
+    x, weight = randn(seed, rows, in_size, dtype=dtype), randn(seed + 1, out_size, in_size, dtype=dtype) / 16
+    close(wide_product(x, weight), (x.float() @ weight.float().T).to(dtype), dtype)
 
 
 @settings(max_examples=30, deadline=None)
@@ -278,11 +326,15 @@ def test_select_beam(batch_size: int, shape: tuple[int, int], has_nan: bool, see
     num_words = -(-top_k * num_steps // 64)
     visible = mask_words(torch.nn.functional.pad(beams[0].visible, (0, num_words * 64 - top_k)))
     for level, beam in enumerate(beams[1:], start=1):
-        scores, best, visible = select_beam(candidates[level].scores, visible, top_k, level * top_k)
-        assert torch.equal(scores, beam.scores)
+        own, num_before = candidates[level], sum(before.tokens.shape[1] for before in candidates[:level])
+        found = Beam(*select_beam(own.scores, own.tokens, visible, top_k, level * top_k, num_before))
+        visible = found.visible
+        assert torch.equal(found.scores, beam.scores)
         if has_nan:
             return  # several at -inf: which of them is taken is open
-        assert torch.equal(best // top_k, beam.parent_rows)
+        assert torch.equal(found.parent_rows, beam.parent_rows)
+        assert torch.equal(found.candidates, beam.candidates)
+        assert torch.equal(found.tokens, beam.tokens)
         padding = num_words * 64 - beam.visible.shape[-1]
         assert torch.equal(visible, mask_words(torch.nn.functional.pad(beam.visible, (0, padding))))
 

@@ -10,7 +10,7 @@ from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.triton import TritonAttention
 from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.kernels.triton.tree_attention import mask_words, splits_for, tree_attention
+from eagle_rt.kernels.triton.tree_attention import Uniform, mask_words, splits_for, tree_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -129,12 +129,10 @@ def test_a_query_that_sees_nothing_gets_zeros(capacity: int) -> None:
         torch.randn(2, 2, 16, device=DEVICE),
         pool.storage[0],
         torch.zeros(2, capacity, **whole),
-        torch.tensor([0, 1, 2], **whole),
         torch.tensor([3, 0], **whole),
-        torch.tensor([3, 0], **whole),
+        Uniform(1, None),
         torch.zeros(2, 1, dtype=torch.int64, device=DEVICE),
         torch.zeros(2, dtype=torch.int64, device=DEVICE),
-        max_queries=1,
         page_size=1,
     )
     torch.testing.assert_close(output[0, 0], pool.storage[0, 0, 1, 0])

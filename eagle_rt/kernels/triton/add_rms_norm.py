@@ -14,13 +14,13 @@ def _add_rms_norm(x, delta, weight, total, normed, eps, SIZE: tl.constexpr, BLOC
     columns = tl.arange(0, BLOCK)
     is_column = columns < SIZE
     values = tl.load(x + row * SIZE + columns, mask=is_column, other=0.0).to(tl.float32)
+    weights = tl.load(weight + columns, mask=is_column, other=0.0).to(tl.float32)
     if ADDS:
         values += tl.load(delta + row * SIZE + columns, mask=is_column, other=0.0).to(tl.float32)
         total_values = rounded(values, total.dtype.element_ty)
         tl.store(total + row * SIZE + columns, total_values, mask=is_column)
         values = total_values.to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(values * values, 0) / SIZE + eps)
-    weights = tl.load(weight + columns, mask=is_column, other=0.0).to(tl.float32)
     tl.store(normed + row * SIZE + columns, rounded(values * scale * weights, normed.dtype.element_ty), mask=is_column)
 
 

@@ -17,7 +17,9 @@ BLOCK = 4096
 @triton.jit
 def _scaled(logits, row, block, vocab_size, temperature, BLOCK: tl.constexpr):
     tokens = block + tl.arange(0, BLOCK)
-    return tl.load(logits + row * vocab_size + tokens, mask=tokens < vocab_size, other=-float("inf")).to(tl.float32) / temperature
+    x = tl.load(logits + row * vocab_size + tokens, mask=tokens < vocab_size, other=-float("inf")).to(tl.float32)
+    # Rounded as everywhere: a plain division is off in the last bit, and a token could miss the threshold that it sets.
+    return tl.div_rn(x, temperature)
 
 
 @triton.jit

@@ -41,7 +41,7 @@ def _best_of_split(
         tokens = block + lanes
         x = tl.load(logits + row * vocab_size + tokens, mask=tokens < vocab_size, other=-float("inf")).to(tl.float32)
         if temperature > 0.0:
-            x = x / temperature
+            x = tl.div_rn(x, temperature)
             x = tl.where(x >= threshold, x + gumbel_noise(seed, position, tokens), -float("inf"))
         # A NaN among the target's logits is chosen, as torch's argmax does: no draft can then be accepted by chance.
         x = tl.where(x != x, float("inf"), x)

@@ -57,7 +57,7 @@ def _top_of_split(
         if temperature > 0.0:
             ids = tl.load(token_ids + tokens, mask=is_token, other=0)
             noise = gumbel_noise(tl.load(seeds + sequence), tl.load(positions + row), ids)
-            x = x / temperature
+            x = tl.div_rn(x, temperature)
             x = tl.where((x >= tl.load(thresholds + row)) | (x != x), (x + noise) * temperature, -float("inf"))
     x = x * sharpness
     place = row * tl.num_programs(1) + split

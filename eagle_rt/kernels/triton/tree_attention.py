@@ -31,9 +31,28 @@ class Tiling:
 
     block_m: int
     block_n: int
-    rows_a_split: int = 256
+    rows_a_split: int = 64
     num_warps: int = 4
     num_stages: int = 3
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every sequence has `most` queries. num_columns: of its masks, before which lies the prefix; None for a causal text, where the
+    prefix is what a query sees."""
+
+    most: int
+    num_columns: int | None
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """The queries of sequence b are starts[b] : starts[b + 1], at most `most`. starts: [B + 1] int32; prefixes: [T] int32, of
+    each."""
+
+    most: int
+    starts: Tensor
+    prefixes: Tensor
 
 
 @triton.jit
@@ -41,9 +60,9 @@ def _attend(
     queries,  # [T, heads, head_dim]
     storage,  # one layer of the cache: [S, 2, kv_heads, head_dim]
     pages,  # [B, P] int32: the pages of each sequence
-    query_starts,  # [B + 1] int32
+    query_starts,  # [B + 1] int32, read if RAGGED
     kv_lens,  # [B] int32
-    prefixes,  # [T] int32
+    prefixes,  # [T] int32, read if RAGGED
     masks,  # [T, NUM_WORDS] int64
     positions,  # [T] int64
     parts,  # [T, heads, NUM_SPLITS, head_dim] float32, or the output where there is one split
@@ -53,6 +72,8 @@ def _attend(
     stride_query_head,
     stride_slot,
     stride_sequence,
+    num_queries,  # of every sequence, unless RAGGED
+    num_columns,  # of the masks: what comes before is the prefix, unless RAGGED or CAUSAL
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -64,12 +85,17 @@ def _attend(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     ROWS_A_SPLIT: tl.constexpr,
+    RAGGED: tl.constexpr,
+    CAUSAL: tl.constexpr,
     IN_FLOAT32: tl.constexpr,
 ):
     tile, pair, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence, kv_head = pair // NUM_KV_HEADS, pair % NUM_KV_HEADS
-    first_query = tl.load(query_starts + sequence)
-    num_rows = (tl.load(query_starts + sequence + 1) - first_query) * GROUP
+    first_query = sequence * num_queries
+    if RAGGED:
+        first_query = tl.load(query_starts + sequence)
+        num_queries = tl.load(query_starts + sequence + 1) - first_query
+    num_rows = num_queries * GROUP
     kv_len = tl.load(kv_lens + sequence)
     if tile * BLOCK_M >= num_rows:
         return
@@ -84,9 +110,15 @@ def _attend(
     q = tl.load(query_places, mask=is_row[:, None] & is_dim, other=0.0)
     if IN_FLOAT32:
         q = q.to(tl.float32)
-    prefix = tl.load(prefixes + query, mask=is_row, other=0)
+    if RAGGED:
+        prefix = tl.load(prefixes + query, mask=is_row, other=0)
+    elif CAUSAL:
+        # All but the rows after one's own.
+        prefix = kv_len - num_queries + 1 + rows // GROUP
+    else:
+        prefix = tl.full([BLOCK_M], kv_len - num_columns, tl.int32)
     # Below this every row of the tile sees everything.
-    all_see = tl.min(tl.load(prefixes + query, mask=is_row, other=2147483647))
+    all_see = tl.min(tl.where(is_row, prefix, 2147483647))
 
     # As far as the launch has room for splits, they follow from the length alone, and a sum is the same in every batch.
     num_used = tl.maximum(1, tl.minimum(NUM_SPLITS, kv_len // ROWS_A_SPLIT))
@@ -172,28 +204,25 @@ def tree_attention(
     queries: Tensor,
     storage: Tensor,
     pages: Tensor,
-    query_starts: Tensor,
     kv_lens: Tensor,
-    prefixes: Tensor,
+    queries_of: Uniform | Ragged,
     masks: Tensor,
     positions: Tensor,
     *,
-    max_queries: int,
     page_size: int,
     window: int | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
     """[T, heads, head_dim] from queries of that shape and one layer of the cache, [S, 2, kv_heads, head_dim].
 
-    pages: [B, P] int32, the pages of page_size rows that each sequence is cached in; query_starts: [B + 1] and kv_lens: [B] int32;
-    prefixes: [T] int32, the rows that a query sees whatever its mask says; masks: [T, W] int64, bit j of word w for row
-    prefix + 64 w + j; positions: [T] int64, for layers with a window. max_queries: no sequence has more queries. A query that
-    sees nothing gets zeros. tiling: other than `tiling_for` says.
+    pages: [B, P] int32, the pages of page_size rows that each sequence is cached in; kv_lens: [B] int32; masks: [T, W] int64, bit j
+    of word w for row 64 w + j after the prefix, which a query sees whatever its mask says; positions: [T] int64, for layers with a
+    window. A query that sees nothing gets zeros. tiling: other than `tiling_for` says.
     """
     num_tokens, num_heads, head_dim = queries.shape
     num_kv_heads = storage.shape[2]
     group = num_heads // num_kv_heads
-    num_rows = max_queries * group
+    num_rows = queries_of.most * group
     padded_dim = padded(head_dim, least=16)
     tiling = tiling or tiling_for(num_rows, padded_dim * storage.itemsize)
     num_tiles, num_pairs = triton.cdiv(num_rows, tiling.block_m), len(kv_lens) * num_kv_heads
@@ -207,9 +236,9 @@ def tree_attention(
         queries,
         storage,
         pages,
-        query_starts,
+        queries_of.starts if isinstance(queries_of, Ragged) else kv_lens,
         kv_lens,
-        prefixes,
+        queries_of.prefixes if isinstance(queries_of, Ragged) else kv_lens,
         masks,
         positions,
         parts,
@@ -219,6 +248,8 @@ def tree_attention(
         queries.stride(1),
         storage.stride(0),
         pages.stride(0),
+        queries_of.most,
+        0 if isinstance(queries_of, Ragged) else queries_of.num_columns or 0,
         GROUP=group,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
@@ -230,6 +261,8 @@ def tree_attention(
         BLOCK_M=tiling.block_m,
         BLOCK_N=tiling.block_n,
         ROWS_A_SPLIT=tiling.rows_a_split,
+        RAGGED=isinstance(queries_of, Ragged),
+        CAUSAL=isinstance(queries_of, Uniform) and queries_of.num_columns is None,
         IN_FLOAT32=IS_INTERPRETED,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,

@@ -7,12 +7,12 @@ from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels.embed import embed
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.whole_pass import StackedLayers, layer_stack
 from eagle_rt.models.compiled import CompilableLayers
@@ -156,7 +156,7 @@ class Head(CompilableLayers, ABC):
 
     def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend, hidden: Tensor) -> Tensor:
         context = pass_context(self._rope, positions, attend)
-        x, attention_input = self._enter(functional.embedding(tokens, self._embedding), hidden, positions)
+        x, attention_input = self._enter(embed(tokens, self._embedding), hidden, positions)
         if self._stacks and context.whole:
             normed = attention_input
             for stack in self._stacks:

@@ -1,0 +1,50 @@
+"""Two norms side by side in one kernel; the twin is `rms_norm.norms_side_by_side`."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eagle_rt.kernels.triton.common import padded, rounded
+
+
+@triton.jit
+def _norm_into(x, weight, eps, output, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    columns = tl.arange(0, BLOCK)
+    is_column = columns < SIZE
+    values = tl.load(x + columns, mask=is_column, other=0.0).to(tl.float32)
+    weights = tl.load(weight + columns, mask=is_column, other=0.0).to(tl.float32)
+    scale = 1.0 / tl.sqrt(tl.sum(values * values, 0) / SIZE + eps)
+    tl.store(output + columns, rounded(values * scale * weights, output.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
+def _norms_side_by_side(
+    x,  # [R, X_SIZE]
+    x_weight,  # [X_SIZE]
+    y,  # [R, Y_SIZE]
+    y_weight,  # [Y_SIZE]
+    output,  # [R, X_SIZE + Y_SIZE]
+    x_eps,
+    y_eps,
+    X_SIZE: tl.constexpr,
+    Y_SIZE: tl.constexpr,
+    X_BLOCK: tl.constexpr,
+    Y_BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    place = output + row * (X_SIZE + Y_SIZE)
+    if tl.program_id(1) == 0:
+        _norm_into(x + row * X_SIZE, x_weight, x_eps, place, X_SIZE, X_BLOCK)
+    else:
+        _norm_into(y + row * Y_SIZE, y_weight, y_eps, place + X_SIZE, Y_SIZE, Y_BLOCK)
+
+
+def norms_side_by_side(x: Tensor, x_weight: Tensor, x_eps: float, y: Tensor, y_weight: Tensor, y_eps: float) -> Tensor:
+    """[R, H + J] the norms of x [R, H] and of y [R, J]."""
+    num_rows, x_size, y_size = len(x), x.shape[1], y.shape[1]
+    output = x.new_empty(num_rows, x_size + y_size)
+    _norms_side_by_side[(num_rows, 2)](
+        x.contiguous(), x_weight, y.contiguous(), y_weight, output, x_eps, y_eps, X_SIZE=x_size, Y_SIZE=y_size,
+        X_BLOCK=padded(x_size), Y_BLOCK=padded(y_size), num_warps=min(16, max(1, padded(max(x_size, y_size)) // 512)),
+    )  # fmt: skip
+    return output

@@ -1,0 +1,55 @@
+"""Products of a few rows with a weight of many outputs, which are as fast as memory gives the weight; the twin is torch's.
+
+For 128,000 outputs and up to 64 rows this takes 6 to 8 % less than cuBLAS on an H100, and for the 29,000 of a gate up to 3 %; with
+fewer outputs there are not enough tiles for a GPU of 132 processors.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded, rounded
+
+BLOCK_OUT, BLOCK_IN = 128, 128
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _wide_product(
+    x,  # [num_rows, in_size]
+    weight,  # [out_size, in_size]
+    output,  # [num_rows, out_size]
+    num_rows,
+    in_size,
+    out_size,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    IN_FLOAT32: tl.constexpr,
+):
+    outs, rows, ins = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_IN)
+    is_row = rows < num_rows
+    # Tiles past the end read the first outputs again, so that no load of the weight is masked.
+    weights = weight + (outs % out_size).to(tl.int64)[:, None] * in_size + ins[None, :]
+    inputs = x + rows[None, :] * in_size + ins[:, None]
+    # The weight on the left: its many outputs are what the matrix units want as rows.
+    sums = tl.zeros([BLOCK_OUT, BLOCK_ROWS], tl.float32)
+    for block in range(0, in_size, BLOCK_IN):
+        w = tl.load(weights + block, eviction_policy="evict_first")
+        own = tl.load(inputs + block, mask=is_row[None, :], other=0.0)
+        if IN_FLOAT32:
+            w, own = w.to(tl.float32), own.to(tl.float32)
+        sums = tl.dot(w, own, sums)
+    places = output + rows[None, :].to(tl.int64) * out_size + outs[:, None]
+    tl.store(places, rounded(sums, output.dtype.element_ty), mask=is_row[None, :] & (outs < out_size)[:, None])
+
+
+def wide_product(x: Tensor, weight: Tensor) -> Tensor:
+    """[R, out] from x [R, in] of at most 64 rows and weight [out, in], `in` a multiple of BLOCK_IN."""
+    num_rows, in_size = x.shape
+    out_size = len(weight)
+    output = x.new_empty(num_rows, out_size)
+    _wide_product[(triton.cdiv(out_size, BLOCK_OUT),)](
+        x.contiguous(), weight, output, num_rows, in_size, out_size, BLOCK_ROWS=padded(num_rows, least=16), BLOCK_OUT=BLOCK_OUT,
+        BLOCK_IN=BLOCK_IN, IN_FLOAT32=IS_INTERPRETED, num_warps=8, num_stages=4,
+    )  # fmt: skip
+    return output
