@@ -23,8 +23,6 @@ DEFAULT_MTP_TREE = (1, 1, 2)
 DEFAULT_BOUNDS = {"cpu": (6, 4, 24), "cuda": (5, 8, 32)}
 DRAFT_QUANTIZATIONS = ("auto", "none", "int8")
 TREES = ("auto", "adaptive", "fixed")
-# What our kernels for GPUs have been compiled for, and multiply in half precision from on.
-TRITON_CAPABILITY = (8, 0)
 
 
 def option(group: str, help: str, default: Any = MISSING, **flag: Any) -> Any:
@@ -307,7 +305,7 @@ def resolve_device(config: EngineConfig) -> EngineConfig:
     device = ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
     attention = config.attention_backend
     if device == "cuda" and attention == "auto":
-        can_run = importlib.util.find_spec("triton") and torch.cuda.get_device_capability() >= TRITON_CAPABILITY
+        can_run = importlib.util.find_spec("triton") and torch.cuda.get_device_capability() >= (8, 0)
         attention = "triton" if can_run else "torch"
     return replace(config, device=device, attention_backend=attention)
 

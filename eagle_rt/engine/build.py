@@ -18,6 +18,9 @@ from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.compiled import compile_all
 from eagle_rt.speculate.costs import StepCosts
 
+# Alone and beside a shorter one: these make up most of the ways in which `tree_attention` cuts the reading of prompts.
+PROMPT_LENGTHS = [lengths for length in (7, 70, 140, 280, 500) for lengths in ([length], [length, length // 2])]
+
 
 def build_core(config: EngineConfig, info: ModelInfo) -> tuple[EngineCore, list[str]]:
     """Load the models, see that head and target fit, and make an engine over them; also what was decided for the user."""
@@ -37,7 +40,12 @@ def prepared_core(
     resolved, says. costs: what steps cost, if that has been measured; weights: where the acceptance estimator begins."""
     core, notes = make_core(models, config)
     if config.device == "cpu":
-        warm_up(core)
+        # Drafts of drawn tokens are ranked in another number format than those of greedy ones.
+        warm_up(core, [[1]], num_tokens=3, temperatures=(0.0, 1.0))
+    elif config.attention_backend == "triton":
+        start = time.perf_counter()
+        warm_up(core, PROMPT_LENGTHS, num_tokens=1, temperatures=(0.0,))
+        notes.append(f"compiled the kernels that read prompts in {time.perf_counter() - start:.1f} s")
     if config.enable_torch_compile:
         notes += compile_passes(core, models, config)
     if config.captures_steps:
@@ -47,11 +55,15 @@ def prepared_core(
     return core, notes
 
 
-def warm_up(core: EngineCore) -> None:
-    """Make a few steps, with which everything is compiled or read from where that was kept, rather than with the first request.
-    Drafts of drawn tokens are ranked in another number format than those of greedy ones."""
-    for temperature in (0.0, 1.0):
-        run_to_end(core, [[0]], [SamplingParams(temperature=temperature, max_new_tokens=3, ignore_eos=True)])
+def warm_up(core: EngineCore, prompt_lengths: list[list[int]], *, num_tokens: int, temperatures: tuple[float, ...]) -> None:
+    """Answer prompts of such lengths, those together that stand together, with which everything is compiled or read from where that
+    was kept, rather than with the first requests."""
+    longest = core.scheduler.limits.context_length - num_tokens
+    for temperature in temperatures:
+        sampling = SamplingParams(temperature=temperature, max_new_tokens=num_tokens, ignore_eos=True)
+        for lengths in prompt_lengths:
+            run_to_end(core, [[0] * min(length, longest) for length in lengths], [sampling] * len(lengths))
+            core.scheduler.forget_prefixes()
     core.forget_metrics()
 
 

@@ -56,9 +56,10 @@ class Runner:
         if stepper:
             return self._run_on_host(plan, stepper)
         tree = self._tree_for(plan.decodes)
-        rows = self._decode(plan.decodes, tree) if plan.decodes else []
+        # Prompts are read while a captured step runs: launching their passes takes the host as long.
+        decoded = self._start_decoding(plan.decodes, tree) if plan.decodes else list
         prefilled = self._prefill(plan.chunks) if plan.chunks else []
-        return result_of(prefilled, rows, tree)
+        return result_of(prefilled, decoded(), tree)
 
     @property
     def host_stepper(self) -> HostStepper | None:
@@ -90,17 +91,28 @@ class Runner:
         graph = self._graph_for(plan.decodes, tree)
         assert graph
         self.clock.start()
-        read = graph.launch(plan.decodes, follows=follows)
-        self.clock.mark("prepare")
+        rows = self._launch(graph, plan.decodes, tree, follows=follows)
 
         def result() -> StepResult:
             self.clock.start()
-            found = read()
-            self.clock.mark("step")
-            self._learn(plan.decodes, tree, found.rows, found.ms)
-            return result_of([], found.rows, tree)
+            return result_of([], rows(), tree)
 
         return result
+
+    def _launch(
+        self, graph: StepGraph, requests: tuple[Request, ...], tree: TreeShape, *, follows: bool
+    ) -> Callable[[], list[list[int]]]:
+        """Start it; the returned function waits for its `StepOutcome.rows` and learns from them."""
+        read = graph.launch(requests, follows=follows)
+        self.clock.mark("prepare")
+
+        def rows() -> list[list[int]]:
+            found = read()
+            self.clock.mark("step")
+            self._learn(requests, tree, found.rows, found.ms)
+            return found.rows
+
+        return rows
 
     def _tree_for(self, requests: tuple[Request, ...]) -> TreeShape:
         """What a step of these drafts."""
@@ -155,13 +167,14 @@ class Runner:
         self.clock.mark("prefill")
         return tokens
 
+    def _start_decoding(self, requests: tuple[Request, ...], tree: TreeShape) -> Callable[[], list[list[int]]]:
+        """A captured step runs on beside the host; any other has been made when this returns. Either gives `StepOutcome.rows`."""
+        if graph := self._graph_for(requests, tree):
+            return self._launch(graph, requests, tree, follows=False)
+        rows = self._decode(requests, tree)
+        return lambda: rows
+
     def _decode(self, requests: tuple[Request, ...], tree: TreeShape) -> list[list[int]]:
-        graph = self._graph_for(requests, tree)
-        if graph:
-            found = graph.launch(requests, follows=False)()
-            self.clock.mark("step")
-            self._learn(requests, tree, found.rows, found.ms)
-            return found.rows
         if self._device == "cpu" and not self.stepper.drafter:
             return [[1, False, token] for token in self._plain_step(requests)]
         sequences = decode_sequences(requests, self.tree_shape.num_scratch_rows, self._page_size, self._device)

@@ -17,12 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
 from eagle_rt.engine import graphs
-from eagle_rt.engine.build import build_core
+from eagle_rt.engine.build import PROMPT_LENGTHS, build_core, warm_up
 from eagle_rt.engine.capture import ATTENTION_PARTS_BYTES, capture_steps, graph_batch_sizes, graph_bytes
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.graphs import GraphResult, StepGraph, StepGraphs, default_batch_sizes
 from eagle_rt.engine.load import model_info, require_room
 from eagle_rt.engine.request import SamplingParams, SpeculativeParams
+from eagle_rt.engine.runner import Runner
 from eagle_rt.kernels import dispatch
 from eagle_rt.models import layers
 from eagle_rt.models.spec import model_spec, read_config
@@ -462,3 +463,43 @@ def test_a_gpu_too_small_for_the_target_is_named(target_dir: Path, monkeypatch: 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2 * needed, 2**30))
     require_room(spec, torch.float32, "cuda")
     require_room(spec, torch.float32, "cpu")
+
+
+def test_prompts_are_read_while_a_captured_step_runs(target_dir: Path, head_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    launch, prefill = StepGraph.launch, Runner._prefill
+
+    def noted_launch(self: StepGraph, *args: Any, **kwargs: Any) -> Callable[[], GraphResult]:
+        read = launch(self, *args, **kwargs)
+        order.append("launch")
+
+        def noted_read() -> GraphResult:
+            order.append("read")
+            return read()
+
+        return noted_read
+
+    def noted_prefill(self: Runner, *args: Any) -> list[int]:
+        order.append("prefill")
+        return prefill(self, *args)
+
+    core = make_captured(target_dir, head_dir, (2, 2, 4), (2,))
+    core.submit("first", [1, 2, 3], SETTINGS[0])
+    for _ in range(2):
+        core.step()
+    monkeypatch.setattr(StepGraph, "launch", noted_launch)
+    monkeypatch.setattr(Runner, "_prefill", noted_prefill)
+    core.submit("second", [4, 5, 6, 7], SETTINGS[0])
+    while "prefill" not in order:
+        core.step()
+    assert order[-3:] == ["launch", "prefill", "read"]
+
+
+def test_warming_up_leaves_nothing_behind(target_dir: Path, head_dir: Path) -> None:
+    """With prompts longer than the context, too."""
+    config = make_config(target_dir, head_dir, (2, 2, 4), context_length=64, max_total_tokens=512)
+    core, _ = build_core(config, model_info(config))
+    num_pages = core.scheduler.num_available_pages
+    warm_up(core, PROMPT_LENGTHS, num_tokens=1, temperatures=(0.0,))
+    assert core.current_metrics().num_prompt_tokens == 0
+    assert core.scheduler.num_available_pages == num_pages == core.scheduler.limits.num_pages

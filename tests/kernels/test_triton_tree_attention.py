@@ -176,8 +176,8 @@ def test_mask_words_hold_every_column(num_columns: int) -> None:
 
 
 def test_a_busy_launch_is_cut_less() -> None:
-    assert splits_for(num_programs=8, most=0) == 1
-    assert splits_for(num_programs=8, most=4) == 4
-    assert splits_for(num_programs=8, most=4000) == 32
-    assert splits_for(num_programs=128, most=4000) == 4
-    assert splits_for(num_programs=1024, most=4000) == 1
+    assert splits_for(num_programs=8, longest=255, rows_a_split=64) == 1
+    assert splits_for(num_programs=8, longest=256, rows_a_split=64) == 4
+    assert splits_for(num_programs=8, longest=10**6, rows_a_split=64) == 32
+    assert splits_for(num_programs=128, longest=10**6, rows_a_split=64) == 4
+    assert splits_for(num_programs=1024, longest=10**6, rows_a_split=64) == 1

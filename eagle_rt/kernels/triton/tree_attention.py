@@ -19,7 +19,7 @@ from torch import Tensor
 from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded
 
 LOG2_E = 1.4426950408889634
-MAX_SPLITS = 32
+MAX_SPLITS, LEAST_TO_SPLIT = 32, 256
 # Programs that keep a large GPU busy; more than these are not cut further.
 ENOUGH_PROGRAMS = 512
 
@@ -55,7 +55,8 @@ class Ragged:
     prefixes: Tensor
 
 
-@triton.jit
+# Compiled once whatever these are: they differ from prompt to prompt.
+@triton.jit(do_not_specialize=["stride_sequence", "num_queries", "num_columns"])
 def _attend(
     queries,  # [T, heads, head_dim]
     storage,  # one layer of the cache: [S, 2, kv_heads, head_dim]
@@ -226,7 +227,7 @@ def tree_attention(
     padded_dim = padded(head_dim, least=16)
     tiling = tiling or tiling_for(num_rows, padded_dim * storage.itemsize)
     num_tiles, num_pairs = triton.cdiv(num_rows, tiling.block_m), len(kv_lens) * num_kv_heads
-    num_splits = splits_for(num_tiles * num_pairs, pages.shape[1] * page_size // tiling.rows_a_split)
+    num_splits = splits_for(num_tiles * num_pairs, pages.shape[1] * page_size, tiling.rows_a_split)
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
     parts, part_norms = output, output
     if num_splits > 1:
@@ -279,8 +280,9 @@ def tiling_for(num_rows: int, row_bytes: int) -> Tiling:
     return Tiling(block_m, max(16, 64 * 256 // max(256, row_bytes)))
 
 
-def splits_for(num_programs: int, most: int) -> int:
+def splits_for(num_programs: int, longest: int, rows_a_split: int) -> int:
     """The splits that a launch has room for: a power of two, at most what the longest context that it may meet is worth."""
+    most = longest // rows_a_split if longest >= LEAST_TO_SPLIT else 1
     splits = 1
     while splits < min(MAX_SPLITS, most) and num_programs * splits < ENOUGH_PROGRAMS:
         splits *= 2
