@@ -20,7 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.gpu_parts import PARTS, Bench, Rows
+from benchmarks.gpu_bench import Bench, Rows
+from benchmarks.gpu_parts import PARTS
 from eagle_rt.bench.grow.shapes import SHAPES
 from eagle_rt.bench.report import print_table
 from eagle_rt.config import DTYPES

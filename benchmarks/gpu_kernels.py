@@ -21,6 +21,8 @@ from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
 from eagle_rt.kernels.triton.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.triton.top_children import top_children
+from eagle_rt.kernels.triton.tree_attention import Tiling, tree_attention
+from eagle_rt.kernels.triton.wide_product import wide_product
 
 # Of the cache, by timed layers together: several times what a GPU's own cache holds.
 LEAST_READ = 2**28
@@ -95,6 +97,49 @@ def attention_row(
         seconds = seconds_of(run, device, is_captured=name != "torch")
         row |= {f"{name}_us": round(1e6 * seconds / num_layers, 1), f"{name}_error": float(error)}
     return row
+
+
+def tiling_row(
+    device: str, dtype: torch.dtype, heads: tuple[int, int, int], lengths: list[int], num_nodes: int, tilings: list[Tiling]
+) -> dict[str, Any]:
+    """Microseconds of our kernel by how its work is cut."""
+    num_heads, num_kv_heads, head_dim = heads
+    batch = tree_batch(lengths, num_nodes, device)
+    pool = KVPool(1, sum(lengths) + len(lengths) * num_nodes, num_kv_heads, head_dim, dtype, device)
+    pool.storage.normal_()
+    queries = torch.randn(len(batch.tokens), num_heads, head_dim, device=device).to(dtype)
+    plan = TritonAttention().plan(batch, pool)
+    arguments = (queries, pool.storage[0], plan.rows.pages, plan.rows.kv_lens, plan.queries_of, plan.masks, plan.positions)
+    return {
+        str(tiling): round(
+            1e6 * seconds_of(partial(tree_attention, *arguments, page_size=plan.rows.page_size, tiling=tiling), device), 1
+        )
+        for tiling in tilings
+    }
+
+
+def product_rows(device: str, dtype: torch.dtype, num_rows: int, shapes: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """Microseconds of x W^T by torch's product and by our wide one, for W of such shapes [out, in]. Weights take turns, so that no
+    cache but the GPU's memory holds what is read."""
+    for name, (out_size, in_size) in shapes.items():
+        num_bytes = out_size * in_size * dtype.itemsize
+        num_weights = max(2, LEAST_READ // num_bytes) if device == "cuda" else 1
+        weights = [(torch.randn(out_size, in_size, device=device) / in_size**0.5).to(dtype) for _ in range(num_weights)]
+        x = torch.randn(num_rows, in_size, device=device).to(dtype)
+        row: dict[str, Any] = {"product": name, "bytes": num_bytes}
+        for kind, product in (("torch", torch_product), ("wide", wide_product)):
+            seconds = seconds_of(partial(multiply_all, product, x, weights), device)
+            row[f"{kind}_us"] = round(1e6 * seconds / num_weights, 2)
+        yield row
+
+
+def torch_product(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight.t()
+
+
+def multiply_all(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: list[Tensor]) -> None:
+    for weight in weights:
+        product(x, weight)
 
 
 def run_layers(backend: AttentionBackend, queries: Tensor, plan: Any, num_layers: int) -> None:

@@ -1,6 +1,5 @@
 """The parts of the GPU benchmark: each a list of jobs, of which those come first that say most."""
 
-import argparse
 import gc
 import importlib.util
 import os
@@ -10,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,83 +17,22 @@ import torch
 from torch.profiler import ProfilerActivity
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.gpu_kernels import attention_row, copy_rate, small_kernel_rows
+from benchmarks.gpu_bench import Bench, Jobs, Rows
+from benchmarks.gpu_kernel_parts import attention, kernels, products, tilings
 from benchmarks.mixed_load import mixed_load
-from eagle_rt.bench.grow.in_memory import grown_models
-from eagle_rt.bench.grow.shapes import SHAPES
 from eagle_rt.bench.lossless import gaps_where_parted
 from eagle_rt.bench.sweep import Measurement, Setting, core_for, measure_once, rows
-from eagle_rt.bench.workload import Workload, load_workload
-from eagle_rt.config import DTYPES, EngineConfig
-from eagle_rt.engine.core import EngineCore, run_to_end
-from eagle_rt.engine.load import LoadedModels, load_models, model_info, num_weights
+from eagle_rt.bench.workload import Workload
+from eagle_rt.engine.load import num_weights
 from eagle_rt.engine.prepare import decode_sequences
-from eagle_rt.engine.request import SamplingParams
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 ROOT = Path(__file__).parents[1]
-TREES = [(3, 1, 4), (5, 1, 6), (3, 4, 16), (5, 4, 16), (5, 8, 32), (7, 10, 60)]
 # Not swept over: trees that hardly differ from others. More rows than this in a step never pay.
 ONE_REQUEST, MOST_ROWS = (TreeShape(5, 1, 6), TreeShape(5, 4, 16), TreeShape(7, 10, 60)), 1024
 # The largest tree of those that each step chooses from.
 BOUNDS = TreeShape(5, 8, 32)
-GREEDY = SamplingParams(temperature=0, max_new_tokens=128, ignore_eos=True)
 PARITY_TESTS = ["test_triton_kernels", "test_triton_tree_attention"]
-
-Rows = list[dict[str, Any]]
-Jobs = dict[str, Callable[[], Rows]]
-
-
-class Bench:
-    """What all parts measure, loaded when the first of them asks for it."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.device, self.is_quick = args, args.device, args.quick
-        self.base = EngineConfig(
-            device=args.device,
-            dtype=args.dtype,
-            speculative_algorithm="EAGLE3",
-            speculative_fit_check="off",
-            attention_backend=args.attention_backend,
-            max_total_tokens=args.max_total_tokens,
-            enable_torch_compile=args.enable_torch_compile,
-        )
-        self.info = model_info(self.base)
-        self.sampling = replace(GREEDY, max_new_tokens=16 if args.quick else 128)
-        self.trees = [TreeShape(*tree) for tree in (TREES[:1] if args.quick else TREES)]
-
-    @cached_property
-    def models(self) -> LoadedModels:
-        if self.args.shape == "builtin":
-            return load_models(self.base, self.info)
-        context = 20480
-        return grown_models(SHAPES[self.args.shape], self.info, DTYPES[self.args.dtype], self.device, context)
-
-    @cached_property
-    def workload(self) -> Workload:
-        return load_workload(self.args.dataset, self.args.dataset_dir, self.info.tokenizer, 2 if self.is_quick else 16)
-
-    @cached_property
-    def plain_texts(self) -> list[list[int]]:
-        """Greedy ones, without speculation."""
-        return self.texts(NO_SPECULATION)
-
-    def texts(self, tree: TreeShape, **changes: Any) -> list[list[int]]:
-        prompts = self.workload.prompts
-        return run_to_end(self.core(tree, 4, **changes), prompts, [self.sampling] * len(prompts))
-
-    def core(self, tree: TreeShape, batch_size: int = 1, *, is_adaptive: bool = False, **changes: Any) -> EngineCore:
-        gc.collect()  # the last engine's cache and graphs
-        return core_for(self.models, self.config(batch_size, **changes), Setting(batch_size, tree, is_adaptive))
-
-    def config(self, batch_size: int, **changes: Any) -> EngineConfig:
-        """With one graph, for just this batch size."""
-        return replace(self.base, cuda_graph_bs=(batch_size,), **changes)
-
-    @cached_property
-    def copy_rate(self) -> float:
-        """Bytes per second of a large copy."""
-        return copy_rate(self.device, 2**24 if self.is_quick else 2**32)
 
 
 def machine(bench: Bench) -> Jobs:
@@ -211,20 +149,6 @@ def swept(bench: Bench, batch_size: int) -> Rows:
     return rows(measurements)
 
 
-class WaitingClock:
-    """Seconds of each part of a step, with the device waited for after each."""
-
-    def __init__(self, device: str) -> None:
-        self.seconds: dict[str, float] = {}
-        self._device, self._last = device, time.perf_counter()
-
-    def mark(self, part: str) -> None:
-        if self._device == "cuda":
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        self.seconds[part], self._last = now - self._last, now
-
-
 def start_up(bench: Bench) -> Jobs:
     """Of an engine whose weights are loaded, with graphs for the batch sizes that are captured by default."""
 
@@ -246,6 +170,20 @@ def load(bench: Bench) -> Jobs:
         return [mixed_load(core, bench.workload.prompts, seconds, most_tokens)]
 
     return {f"tree {BOUNDS}": partial(loaded, False), f"trees up to {BOUNDS}": partial(loaded, True)}
+
+
+class WaitingClock:
+    """Seconds of each part of a step, with the device waited for after each."""
+
+    def __init__(self, device: str) -> None:
+        self.seconds: dict[str, float] = {}
+        self._device, self._last = device, time.perf_counter()
+
+    def mark(self, part: str) -> None:
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.seconds[part], self._last = now - self._last, now
 
 
 def step_parts(bench: Bench) -> Jobs:
@@ -296,34 +234,6 @@ def own_time(average: Any) -> float:
     return max(average.self_device_time_total, average.self_cpu_time_total)
 
 
-def attention(bench: Bench) -> Jobs:
-    """Of one layer, against FlashInfer's and torch's."""
-    batch_sizes, lengths, nodes = ([1], [64], [8]) if bench.is_quick else ([1, 16], [1024, 8192, 16384], [32, 64, 1, 16])
-
-    def attended(batch_size: int, context: int, num_nodes: int) -> Rows:
-        shape = bench.models.spec.shape
-        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        return [attention_row(bench.device, bench.models.dtype, heads, [context] * batch_size, num_nodes)]
-
-    return {
-        f"batch {batch_size}, {context} rows, {num_nodes} nodes": partial(attended, batch_size, context, num_nodes)
-        for num_nodes in nodes
-        for batch_size in batch_sizes
-        for context in lengths
-    }
-
-
-def kernels(bench: Bench) -> Jobs:
-    """The small ones, against the bytes that they must move."""
-
-    def timed(num_rows: int) -> Rows:
-        spec = bench.models.spec
-        sizes = (spec.shape.hidden_size, spec.shape.intermediate_size, spec.vocab_size)
-        return list(small_kernel_rows(bench.device, bench.models.dtype, num_rows, *sizes))
-
-    return {f"{num_rows} rows": partial(timed, num_rows) for num_rows in ([2] if bench.is_quick else [1, 32, 64, 8, 256])}
-
-
 def peer(bench: Bench) -> Jobs:
     return {"transformers": partial(transformers_rate, bench)}
 
@@ -355,7 +265,11 @@ def transformers_rate(bench: Bench) -> Rows:
     return [{"tokens_per_second": round(count / min(seconds), 1), "first_call_seconds": round(seconds[0], 1)}]
 
 
+# Those that say most first.
 PARTS: dict[str, Callable[[Bench], Jobs]] = {
     part.__name__: part
-    for part in (machine, exactness, contexts, sweep, profile, parity, attention, start_up, load, step_parts, kernels, peer)
-}
+    for part in (
+        machine, exactness, contexts, sweep, profile, parity, attention, products, start_up, load, peer, step_parts, kernels,
+        tilings,
+    )
+}  # fmt: skip

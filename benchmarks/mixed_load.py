@@ -24,7 +24,7 @@ def mixed_load(core: EngineCore, prompts: list[list[int]], seconds: float, most_
     """
     rng, text = random.Random(0), [token for prompt in prompts for token in prompt]
     num_pages, most_running = core.scheduler.num_available_pages, core.scheduler.limits.max_running
-    running: dict[str, int] = {}
+    running: list[str] = []
     reasons: Counter[str] = Counter()
     num_steps = num_tokens = num_submitted = 0
     start, bytes_at_first = time.perf_counter(), None
@@ -36,16 +36,16 @@ def mixed_load(core: EngineCore, prompts: list[list[int]], seconds: float, most_
             )
             name, num_submitted = str(num_submitted), num_submitted + 1
             core.submit(name, text[first : first + rng.randint(1, most_tokens)], sampling)
-            running[name] = 0
+            running.append(name)
         if num_steps % STEPS_AN_ABORT == 0 and running:
-            name = rng.choice(list(running))
+            name = rng.choice(running)
             reasons["abort"] += core.abort(name) is not None
-            del running[name]
+            running.remove(name)
         for event in core.step():
             num_tokens += len(event.tokens)
             if event.finish_reason:
                 reasons[event.finish_reason["type"]] += 1
-                del running[event.request_id]
+                running.remove(event.request_id)
         num_steps += 1
         if bytes_at_first is None and elapsed > seconds / 4:
             bytes_at_first = allocated_bytes()

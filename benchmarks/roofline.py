@@ -68,8 +68,8 @@ def main() -> None:
     figure, axes = plt.subplots(figsize=(8, 5.5))
     intensities = [0.5, PEAK_FLOPS / rate, 2000]
     axes.plot(intensities, [min(rate * own, PEAK_FLOPS) / 1e12 for own in intensities], color="black", linewidth=1)
-    axes.annotate(f"copy rate, {rate / 1e12:.2f} TB/s", (1.2, 1.2 * rate / 1e12), rotation=36, va="bottom")
-    axes.annotate("data sheet, 989 TFLOP/s", (420, 1.05 * PEAK_FLOPS / 1e12))
+    axes.annotate(f"copy rate, {rate / 1e12:.2f} TB/s", (1.2, 1.7 * rate / 1e12), rotation=43)
+    axes.annotate("data sheet, 989 TFLOP/s", (30, 1.05 * PEAK_FLOPS / 1e12))
     series = products(tried["products"]) | attention(gpu["attention"]) | steps(gpu["contexts"], rate)
     for (name, points), marker in zip(series.items(), "o^s*D", strict=True):
         axes.scatter([x for x, _ in points], [y / 1e12 for _, y in points], label=name, marker=marker, s=28, alpha=0.75)

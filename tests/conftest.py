@@ -19,8 +19,8 @@ from eagle_rt.engine.load import BUILT_IN
 
 @pytest.fixture(autouse=True, scope="session")
 def _patched_once_a_launch() -> Iterator[None]:
-    """Triton's interpreter puts its own operators in place at every call within a kernel, which takes most of the time; after the first
-    call from a module they are there."""
+    """Triton's interpreter puts its own operators in place at every call within a kernel, which takes most of the time; after the
+    first call from a module they are there."""
     patch_language, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
     patched: set[frozenset[int]] = set()
 

@@ -56,7 +56,7 @@ class Runner:
         if stepper:
             return self._run_on_host(plan, stepper)
         tree = self._tree_for(plan.decodes)
-        # Prompts are read while a captured step runs: launching their passes takes the host as long.
+        # A captured step runs while the host launches the passes that read prompts.
         decoded = self._start_decoding(plan.decodes, tree) if plan.decodes else list
         prefilled = self._prefill(plan.chunks) if plan.chunks else []
         return result_of(prefilled, decoded(), tree)
