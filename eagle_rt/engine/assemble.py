@@ -153,6 +153,7 @@ def scheduler_limits(
         raise ValueError(
             f"the cache would hold {num_tokens} tokens, and the draft tree alone needs {limits.num_scratch}: raise "
             "--max-total-tokens or --mem-fraction-static, or draft a smaller tree"
+            + (", or capture steps of smaller batches (--cuda-graph-max-bs)" if config.captures_steps else "")
         )
     return replace(limits, context_length=min(context_length, longest))
 
