@@ -64,6 +64,11 @@ def test_a_job_that_fails_is_noted_and_run_again_only_where_that_is_asked_for(
     assert gpu.main() == 0
     assert json.loads(output.read_text())["kernels"]["first"]["rows"] == [{"us": 1}]
 
+    alone = tmp_path / "alone.json"
+    monkeypatch.setattr(sys, "argv", [*COMMAND.split(), "--parts", "kernels", "--jobs", "sec", "--output", str(alone)])
+    assert gpu.main() == 0
+    assert set(json.loads(alone.read_text())["kernels"]) == {"second"}
+
 
 def test_the_byte_floor_counts_every_weight_that_a_step_reads() -> None:
     measured = gpu.Bench(gpu.make_parser().parse_args(COMMAND.split()[1:]))

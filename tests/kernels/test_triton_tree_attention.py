@@ -10,7 +10,7 @@ from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.triton import TritonAttention
 from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.kernels.triton.tree_attention import Uniform, mask_words, splits_for, tree_attention
+from eagle_rt.kernels.triton.tree_attention import Tiling, Uniform, mask_words, splits_for, tree_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -173,6 +173,19 @@ def test_mask_words_hold_every_column(num_columns: int) -> None:
     for row in range(3):
         for column in range(num_columns):
             assert (int(words[row, column // 64]) >> (column % 64)) & 1 == int(mask[row, column])
+
+
+@pytest.mark.parametrize("tiling", [Tiling(16, 16, rows_a_split=16), Tiling(32, 128, rows_a_split=100, num_warps=8)], ids=str)
+def test_however_the_work_is_cut(tiling: Tiling) -> None:
+    generator = torch.Generator().manual_seed(2)
+    batch = random_case(generator, [300, 17], 5, 9, scattered=False)
+    pool = KVPool(1, sum(batch.rows.kv_lens), 2, 16, torch.float32, DEVICE)
+    pool.storage.normal_()
+    queries = torch.randn(len(batch.tokens), 4, 16, device=DEVICE)
+    reference, plan = ReferenceAttention(torch.float32), TritonAttention().plan(batch, pool)
+    arguments = (plan.rows.pages, plan.rows.kv_lens, plan.queries_of, plan.masks, plan.positions)
+    found = tree_attention(queries, pool.storage[0], *arguments, page_size=plan.rows.page_size, tiling=tiling)
+    torch.testing.assert_close(found, reference.run(queries, 0, reference.plan(batch, pool), None), rtol=1e-5, atol=1e-5)
 
 
 def test_a_busy_launch_is_cut_less() -> None:
