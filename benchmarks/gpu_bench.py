@@ -50,6 +50,12 @@ class Bench:
         context = 20480
         return grown_models(SHAPES[self.args.shape], self.info, DTYPES[self.args.dtype], self.device, context)
 
+    @property
+    def heads(self) -> tuple[int, int, int]:
+        """Of the target: query heads, key heads, and their dimensions."""
+        shape = self.models.spec.shape
+        return shape.num_heads, shape.num_kv_heads, shape.head_dim
+
     @cached_property
     def workload(self) -> Workload:
         return load_workload(self.args.dataset, self.args.dataset_dir, self.info.tokenizer, 2 if self.is_quick else 16)

@@ -17,9 +17,7 @@ def attention(bench: Bench) -> Jobs:
     batch_sizes, lengths, nodes = ([1], [64], [8]) if bench.is_quick else ([1, 16], [1024, 8192, 16384], [32, 64, 1, 16])
 
     def attended(batch_size: int, context: int, num_nodes: int) -> Rows:
-        shape = bench.models.spec.shape
-        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        return [attention_row(bench.device, bench.models.dtype, heads, [context] * batch_size, num_nodes)]
+        return [attention_row(bench.device, bench.models.dtype, bench.heads, [context] * batch_size, num_nodes)]
 
     return {
         f"batch {batch_size}, {context} rows, {num_nodes} nodes": partial(attended, batch_size, context, num_nodes)
@@ -31,14 +29,11 @@ def attention(bench: Bench) -> Jobs:
 
 def tilings(bench: Bench) -> Jobs:
     """Ways to cut our attention."""
-    shapes = (
-        [(1, 64, 8)] if bench.is_quick else [(1, 512, 1), (1, 512, 32), (1, 8192, 1), (1, 8192, 32), (16, 1024, 32), (16, 8192, 32)]
-    )
+    shapes = [(1, 64, 8)] if bench.is_quick else CUT_SHAPES
 
     def cut(batch_size: int, context: int, num_nodes: int) -> Rows:
-        shape = bench.models.spec.shape
-        heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-        num_rows = num_nodes * shape.num_heads // shape.num_kv_heads
+        num_heads, num_kv_heads, _ = bench.heads
+        num_rows = num_nodes * num_heads // num_kv_heads
         sizes = [16] if num_rows <= 16 else [32] if num_rows <= 32 else [64, 128]
         tried = [
             Tiling(size, columns, split, warps, stages)
@@ -46,7 +41,7 @@ def tilings(bench: Bench) -> Jobs:
             for columns, split, warps, stages in itertools.product([64, 128], [64, 128, 256], [4, 8], [2, 3])
         ]
         tried = tried[:1] if bench.is_quick else tried
-        return [tiling_row(bench.device, bench.models.dtype, heads, [context] * batch_size, num_nodes, tried)]
+        return [tiling_row(bench.device, bench.models.dtype, bench.heads, [context] * batch_size, num_nodes, tried)]
 
     return {
         f"batch {batch_size}, {context} rows, {num_nodes} nodes": partial(cut, batch_size, context, num_nodes)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eagle_rt.batch import Batch, HostRows, Slots, slots_at
-from eagle_rt.engine.request import Request
+from eagle_rt.engine.request import Request, SamplingParams
 from eagle_rt.engine.scheduler import Chunk
 from eagle_rt.speculate.penalties import Penalties, Strengths
 from eagle_rt.speculate.sampler import SamplingBatch
@@ -27,21 +27,21 @@ def slots_of(pages: list[int], num_rows: int, page_size: int) -> Slots:
 def sampling_batch(requests: list[Request], device: str) -> SamplingBatch:
     settings = [request.sampling for request in requests]
     sampled = [row for row, setting in enumerate(settings) if setting.temperature > 0]
-
-    def floats(name: str) -> Tensor:
-        """Whole numbers, too, as a kernel takes them."""
-        return torch.tensor([getattr(setting, name) for setting in settings], dtype=torch.float32, device=device)
-
     return SamplingBatch(
-        temperature=floats("temperature"),
+        temperature=floats(settings, "temperature", device),
         top_k=torch.tensor([max(setting.top_k, 0) for setting in settings], device=device),
-        top_p=floats("top_p"),
-        min_p=floats("min_p"),
+        top_p=floats(settings, "top_p", device),
+        min_p=floats(settings, "min_p", device),
         seeds=torch.tensor([request.seed for request in requests], device=device),
         sampled=torch.tensor(sampled, dtype=torch.int64, device=device),
         has_filters=any(settings[row].top_k > 0 or settings[row].top_p < 1 or settings[row].min_p > 0 for row in sampled),
         penalties=penalties_of(requests, device) if any(setting.has_penalties for setting in settings) else None,
     )
+
+
+def floats(settings: list[SamplingParams], name: str, device: str) -> Tensor:
+    """[B] one of their settings, whole numbers too as a kernel takes them."""
+    return torch.tensor([getattr(setting, name) for setting in settings], dtype=torch.float32, device=device)
 
 
 def penalties_of(requests: list[Request], device: str) -> Penalties:
@@ -53,10 +53,8 @@ def penalties_of(requests: list[Request], device: str) -> Penalties:
         values = [own[number] for own in told]
         return torch.from_numpy(np.stack([np.pad(own, (0, size - len(own)), constant_values=own[0]) for own in values])).to(device)
 
-    frequency = torch.tensor([setting.frequency_penalty for setting in settings], device=device)
-    presence = torch.tensor([setting.presence_penalty for setting in settings], device=device)
-    repetition = torch.tensor([setting.repetition_penalty for setting in settings], device=device)
-    return Penalties(column(0), column(1), column(2), column(3), Strengths(frequency, presence, repetition))
+    strengths = (floats(settings, f"{name}_penalty", device) for name in ("frequency", "presence", "repetition"))
+    return Penalties(column(0), column(1), column(2), column(3), Strengths(*strengths))
 
 
 def tokens_told_of(request: Request) -> tuple[NDArray, NDArray, NDArray, NDArray]:

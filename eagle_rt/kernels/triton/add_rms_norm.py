@@ -9,6 +9,13 @@ from eagle_rt.kernels.triton.common import padded, rounded
 
 
 @triton.jit
+def norm_of(values, weights, eps, SIZE: tl.constexpr):
+    """Of a row of SIZE float32 values, with zeros past them."""
+    scale = 1.0 / tl.sqrt(tl.sum(values * values, 0) / SIZE + eps)
+    return values * scale * weights
+
+
+@triton.jit
 def _add_rms_norm(x, delta, weight, total, normed, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -20,8 +27,7 @@ def _add_rms_norm(x, delta, weight, total, normed, eps, SIZE: tl.constexpr, BLOC
         total_values = rounded(values, total.dtype.element_ty)
         tl.store(total + row * SIZE + columns, total_values, mask=is_column)
         values = total_values.to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(values * values, 0) / SIZE + eps)
-    tl.store(normed + row * SIZE + columns, rounded(values * scale * weights, normed.dtype.element_ty), mask=is_column)
+    tl.store(normed + row * SIZE + columns, rounded(norm_of(values, weights, eps, SIZE), normed.dtype.element_ty), mask=is_column)
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eagle_rt.kernels.triton.add_rms_norm import norm_of
 from eagle_rt.kernels.triton.common import padded, rounded
 
 
@@ -13,8 +14,7 @@ def _norm_into(x, weight, eps, output, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     is_column = columns < SIZE
     values = tl.load(x + columns, mask=is_column, other=0.0).to(tl.float32)
     weights = tl.load(weight + columns, mask=is_column, other=0.0).to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(values * values, 0) / SIZE + eps)
-    tl.store(output + columns, rounded(values * scale * weights, output.dtype.element_ty), mask=is_column)
+    tl.store(output + columns, rounded(norm_of(values, weights, eps, SIZE), output.dtype.element_ty), mask=is_column)
 
 
 @triton.jit

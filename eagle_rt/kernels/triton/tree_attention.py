@@ -19,7 +19,9 @@ from torch import Tensor
 from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded
 
 LOG2_E = 1.4426950408889634
-MAX_SPLITS, LEAST_TO_SPLIT = 32, 256
+MAX_SPLITS = 32
+# Contexts that cannot be so long are not worth a second kernel.
+LEAST_TO_SPLIT = 256
 # Programs that keep a large GPU busy; more than these are not cut further.
 ENOUGH_PROGRAMS = 512
 
@@ -224,6 +226,12 @@ def tree_attention(
     num_kv_heads = storage.shape[2]
     group = num_heads // num_kv_heads
     num_rows = queries_of.most * group
+    # What is not ragged needs no tensors: any stand in for them.
+    starts, prefixes, num_columns = kv_lens, kv_lens, None
+    if is_ragged := isinstance(queries_of, Ragged):
+        starts, prefixes = queries_of.starts, queries_of.prefixes
+    else:
+        num_columns = queries_of.num_columns
     padded_dim = padded(head_dim, least=16)
     tiling = tiling or tiling_for(num_rows, padded_dim * storage.itemsize)
     num_tiles, num_pairs = triton.cdiv(num_rows, tiling.block_m), len(kv_lens) * num_kv_heads
@@ -237,9 +245,9 @@ def tree_attention(
         queries,
         storage,
         pages,
-        queries_of.starts if isinstance(queries_of, Ragged) else kv_lens,
+        starts,
         kv_lens,
-        queries_of.prefixes if isinstance(queries_of, Ragged) else kv_lens,
+        prefixes,
         masks,
         positions,
         parts,
@@ -250,7 +258,7 @@ def tree_attention(
         storage.stride(0),
         pages.stride(0),
         queries_of.most,
-        0 if isinstance(queries_of, Ragged) else queries_of.num_columns or 0,
+        num_columns or 0,
         GROUP=group,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
@@ -262,8 +270,8 @@ def tree_attention(
         BLOCK_M=tiling.block_m,
         BLOCK_N=tiling.block_n,
         ROWS_A_SPLIT=tiling.rows_a_split,
-        RAGGED=isinstance(queries_of, Ragged),
-        CAUSAL=isinstance(queries_of, Uniform) and queries_of.num_columns is None,
+        RAGGED=is_ragged,
+        CAUSAL=not is_ragged and num_columns is None,
         IN_FLOAT32=IS_INTERPRETED,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,

@@ -8,9 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eagle_rt.kernels.products import WIDE_INPUTS
 from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded, rounded
 
-BLOCK_OUT, BLOCK_IN = 128, 128
+BLOCK_OUT, BLOCK_IN = 128, WIDE_INPUTS
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -44,7 +45,7 @@ def _wide_product(
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """[R, out] from x [R, in] of at most 64 rows and weight [out, in], `in` a multiple of BLOCK_IN."""
+    """[R, out] from x [R, in] of at most WIDE_ROWS rows and weight [out, in], `in` a multiple of BLOCK_IN."""
     num_rows, in_size = x.shape
     out_size = len(weight)
     output = x.new_empty(num_rows, out_size)
