@@ -26,7 +26,8 @@ from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.rows import RowAttention
 from eagle_rt.batch import HostRows
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.config import EngineConfig, resolve_device
+from eagle_rt.config import EngineConfig
+from eagle_rt.resolve import resolve_device
 
 # Precision, query heads, key heads, dimensions of a head.
 SHAPES = {

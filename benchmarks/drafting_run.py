@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench_speculative import environment
-from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
+from eagle_rt.config import EngineConfig, add_flags, config_from_args
+from eagle_rt.resolve import resolve_device
 
 
 def parsed(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, EngineConfig]:

@@ -17,12 +17,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from eagle_rt.bench.grow.in_memory import grown_models
 from eagle_rt.bench.grow.shapes import SHAPES
 from eagle_rt.bench.workload import load_workload
-from eagle_rt.config import EngineConfig, resolve_device
+from eagle_rt.config import EngineConfig
 from eagle_rt.engine.build import prepared_core
 from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.models.reading import read_texts
+from eagle_rt.resolve import resolve_device
 
 Text = list[int]
 

@@ -15,13 +15,14 @@ from rich.table import Table
 
 from eagle_rt.bench.sweep import Measurement, Setting, acceptance_by_depth, measure_once, rows
 from eagle_rt.bench.workload import Workload
-from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
+from eagle_rt.config import EngineConfig, add_flags, config_from_args
 from eagle_rt.engine.fit import LOW_COVERAGE, PROMPTS, FitProbe, FitResult, layer_conventions, other_conventions
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models, model_info
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.models.decoder import FINAL_NORM
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.tokenizer import question_tokens
+from eagle_rt.resolve import resolve_device
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 # From cheap to deep; the first ones are worth a try on a CPU, the last ones on a GPU.

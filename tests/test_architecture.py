@@ -16,6 +16,7 @@ LAYERS = [
     {"models"},
     {"attention"},
     {"cache"},
+    {"resolve"},
     BOTTOM,
     {"tree_shape"},
 ]

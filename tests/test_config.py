@@ -7,7 +7,8 @@ import torch
 
 import bench_speculative
 import launch_server
-from eagle_rt.config import EngineConfig, resolve_device, resolve_tree, unused_options
+from eagle_rt.config import EngineConfig
+from eagle_rt.resolve import resolve_device, resolve_tree, unused_options
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
 

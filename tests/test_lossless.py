@@ -6,8 +6,9 @@ import pytest
 
 from eagle_rt.bench.lossless import Difference, Variant, check
 from eagle_rt.bench.workload import load_workload
-from eagle_rt.config import EngineConfig, resolve_device
+from eagle_rt.config import EngineConfig
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
+from eagle_rt.resolve import resolve_device
 from eagle_rt.speculate.forest import Choose, PackedTrees
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 

@@ -19,13 +19,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from eagle_rt.bench.sweep import Setting, core_for, costs_of
 from eagle_rt.bench.workload import load_workload
-from eagle_rt.config import EngineConfig, add_flags, config_from_args, resolve_device
+from eagle_rt.config import EngineConfig, add_flags, config_from_args
 from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
 from eagle_rt.engine.prepare import penalties_of
 from eagle_rt.engine.request import Request, SamplingParams
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.models.reading import read_texts
+from eagle_rt.resolve import resolve_device
 from eagle_rt.speculate.costs import StepCosts
 from eagle_rt.speculate.sampler import filter_tokens
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape

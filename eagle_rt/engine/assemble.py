@@ -7,7 +7,7 @@ import torch
 
 from eagle_rt.attention.select import attention_backend
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.config import EngineConfig, resolve_tree, unused_options
+from eagle_rt.config import EngineConfig
 from eagle_rt.engine.capture import graph_bytes
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import LoadedModels
@@ -16,6 +16,7 @@ from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits
 from eagle_rt.kernels.contenders import compile_now
 from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.models.spec import LayerShape, ModelSpec
+from eagle_rt.resolve import resolve_tree, unused_options
 from eagle_rt.speculate.acceptance import SHARPNESS
 from eagle_rt.speculate.drafter import TreeDrafter
 from eagle_rt.speculate.host_drafter import HostDrafter

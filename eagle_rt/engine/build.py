@@ -2,7 +2,7 @@
 
 import time
 
-from eagle_rt.config import EngineConfig, resolve_device, resolve_tree
+from eagle_rt.config import EngineConfig
 from eagle_rt.engine.assemble import make_core
 from eagle_rt.engine.calibrate import measured_costs
 from eagle_rt.engine.capture import capture_steps
@@ -13,6 +13,7 @@ from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models
 from eagle_rt.engine.profile import find_profile, with_profile
 from eagle_rt.engine.request import SamplingParams
 from eagle_rt.kernels.packed_linear import prepare_products
+from eagle_rt.resolve import resolve_device, resolve_tree
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.compiled import compile_all
