@@ -1,6 +1,7 @@
 """The tensors of one forward pass: data only."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,13 @@ def slots_at(slots: Slots, places: NDArray[np.int64]) -> NDArray[np.int64]:
     return slots.start + places if isinstance(slots, range) else slots[places]
 
 
+def to_device(values: Any, device: torch.device | str, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the host, a list or an array, on the device. On a GPU through pinned memory, so that the host need not wait: else
+    CUDA copies only when all that was launched before has run."""
+    own = torch.as_tensor(values, dtype=dtype)
+    return own.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else own.to(device)
+
+
 @dataclass(frozen=True)
 class HostRows:
     """The cache rows that B sequences see, as the host knows them.
@@ -34,7 +42,7 @@ class HostRows:
         return [
             torch.arange(own.start, own.stop, dtype=torch.int32, device=device)
             if isinstance(own, range)
-            else torch.from_numpy(own).to(device, torch.int32)
+            else to_device(own, device, torch.int32)
             for own in self.kv_slots
         ]
 

@@ -10,6 +10,7 @@ ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 COUPLINGS = ("auto", "off")
+PREFILL_DELAYS = ("auto", "off")
 FIT_CHECKS = ("off", "warn", "auto")
 
 DRAFT_QUANTIZATIONS = ("auto", "none", "int8")
@@ -149,6 +150,13 @@ class EngineConfig:
     chunked_prefill_size: int = option(
         "scheduling", "Prompt tokens processed per step. Smaller keeps replies flowing while a long prompt is read.", 512
     )
+    prefill_delay: str = option(
+        "scheduling",
+        "auto: while others decode, a prompt waits for further ones that come soon, where reading all of them in one pass gains "
+        "more than waiting costs. off: prompts are read at once.",
+        "auto",
+        choices=list(PREFILL_DELAYS),
+    )
     random_seed: int = option("scheduling", "Seeds of requests that bring none are drawn from this one.", 0)
 
     attention_backend: str = option(
@@ -210,6 +218,7 @@ class EngineConfig:
             f"one of {', '.join(DRAFT_QUANTIZATIONS)}",
         )
         require(self.speculative_tree in TREES, "speculative_tree", self.speculative_tree, f"one of {', '.join(TREES)}")
+        require(self.prefill_delay in PREFILL_DELAYS, "prefill_delay", self.prefill_delay, f"one of {', '.join(PREFILL_DELAYS)}")
         fit_check = self.speculative_fit_check
         require(fit_check in FIT_CHECKS, "speculative_fit_check", fit_check, f"one of {', '.join(FIT_CHECKS)}")
 

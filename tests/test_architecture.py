@@ -24,6 +24,7 @@ LAYERS = [
 ALLOWED_SIBLINGS = {("demo", "train")}
 TORCH_FREE = [
     "engine/scheduler.py",
+    "engine/gathering.py",
     "engine/request.py",
     "engine/messages.py",
     "engine/metrics.py",
@@ -84,3 +85,11 @@ def test_planning_is_free_of_torch(name: str) -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_files_hold_one_idea(file: Path) -> None:
     assert len(file.read_text().splitlines()) <= 350
+
+
+@pytest.mark.parametrize("name", ["engine/prepare.py", "engine/runner.py", "attention/triton.py"])
+def test_numbers_go_to_a_gpu_without_waiting_for_it(name: str) -> None:
+    """All copies in what prepares passes are `to_device`'s: any other waits for what was launched before."""
+    calls = [node for node in ast.walk(ast.parse((PACKAGE / name).read_text())) if isinstance(node, ast.Call)]
+    assert not {ast.unparse(call.func) for call in calls} & {"torch.tensor", "torch.as_tensor", "torch.from_numpy"}
+    assert not [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda")]

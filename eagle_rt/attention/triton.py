@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords
+from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords, to_device
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.triton.tree_attention import Ragged, Uniform, mask_words, tree_attention
 
@@ -32,13 +32,13 @@ class TritonAttention:
         if isinstance(mask, Tensor):
             mask = MaskWords(mask_words(mask), mask.shape[-1])
         if isinstance(mask, HostMask):
-            masks = mask_words(torch.from_numpy(mask.visible).to(device))
+            masks = mask_words(to_device(mask.visible, device))
         else:
             masks = mask.words.flatten(0, 1) if mask else torch.zeros(len(batch.tokens), 0, dtype=torch.int64, device=device)
         if min(counts) == max(counts) and not isinstance(mask, HostMask):
             queries_of = Uniform(counts[0], mask.num_columns if mask else None)
         else:
-            queries_of = ragged(batch, rows.kv_lens, counts, mask)
+            queries_of = ragged(batch, counts, mask)
         return TritonPlan(pool.storage, rows, queries_of, masks, batch.positions)
 
     def run(self, queries: Tensor, layer: int, plan: TritonPlan, window: int | None) -> Tensor:
@@ -55,23 +55,22 @@ class TritonAttention:
         )
 
 
-def ragged(batch: Batch, kv_lens: Tensor, counts: list[int], mask: MaskWords | HostMask | None) -> Ragged:
-    """Queries of which sequences have `counts`."""
-    device = kv_lens.device
+def ragged(batch: Batch, counts: list[int], mask: MaskWords | HostMask | None) -> Ragged:
+    """Queries of which sequences have `counts`, and lengths that the host knows."""
+    assert isinstance(batch.rows, HostRows)
     if mask is None:
         # Causal: a row sees all but the ones after it.
-        unseen = [last for count in counts for last in range(count - 1, -1, -1)]
+        unseen = np.repeat(batch.query_starts[1:], counts) - 1 - np.arange(len(batch.tokens))
     else:
         widths = mask.widths if isinstance(mask, HostMask) else [mask.num_columns] * len(counts)
         unseen = np.repeat(widths, counts)
-    starts = torch.tensor(batch.query_starts, dtype=torch.int32, device=device)
-    own_lens = kv_lens.repeat_interleave(starts.diff(), output_size=len(batch.tokens))
-    return Ragged(max(counts), starts, own_lens - torch.as_tensor(unseen, dtype=torch.int32, device=device))
+    device, prefixes = batch.tokens.device, np.repeat(batch.rows.kv_lens, counts) - unseen
+    return Ragged(max(counts), to_device(batch.query_starts, device, torch.int32), to_device(prefixes, device, torch.int32))
 
 
 def device_rows(rows: HostRows, device: torch.device) -> DeviceRows:
     """Slots as pages of one row."""
-    slots = torch.zeros(len(rows.kv_lens), max(rows.kv_lens), dtype=torch.int32, device=device)
-    for row, own in enumerate(rows.slot_tensors(device)):
-        slots[row, : len(own)] = own
-    return DeviceRows(torch.tensor(rows.kv_lens, dtype=torch.int32, device=device), slots, page_size=1)
+    slots = np.zeros((len(rows.kv_lens), max(rows.kv_lens)), dtype=np.int32)
+    for row, own in zip(slots, rows.kv_slots, strict=True):
+        row[: len(own)] = np.arange(own.start, own.stop) if isinstance(own, range) else own
+    return DeviceRows(to_device(rows.kv_lens, device, torch.int32), to_device(slots, device), page_size=1)

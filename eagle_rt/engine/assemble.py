@@ -10,6 +10,7 @@ from eagle_rt.cache.pool import KVPool
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.capture import graph_bytes
 from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.gathering import Gathering
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.runner import Runner
 from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits
@@ -82,7 +83,11 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     largest_batch = config.speculative_disable_by_batch_size
     runner = Runner(stepper, host_stepper, tree_shape, config.page_size, device, largest_batch)
     scheduler = Scheduler(
-        limits, models.eos_token_ids, use_prefix_cache=not config.disable_radix_cache, would_draft=runner.would_draft
+        limits,
+        models.eos_token_ids,
+        use_prefix_cache=not config.disable_radix_cache,
+        would_draft=runner.would_draft,
+        gathering=Gathering(lambda rows: runner.pass_costs.ms(rows), limits.chunk_size) if config.prefill_delay == "auto" else None,
     )
 
     notes = unused_options(config) + models.notes + tree_notes

@@ -9,6 +9,7 @@ from eagle_rt.engine.capture import capture_steps
 from eagle_rt.engine.compile import compile_passes
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.fit import fitted
+from eagle_rt.engine.gathering import PassCosts
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models
 from eagle_rt.engine.profile import find_profile, with_profile
 from eagle_rt.engine.request import SamplingParams
@@ -66,6 +67,7 @@ def warm_up(core: EngineCore, prompt_lengths: list[list[int]], *, num_tokens: in
             run_to_end(core, [[0] * min(length, longest) for length in lengths], [sampling] * len(lengths))
             core.scheduler.forget_prefixes()
     core.forget_metrics()
+    core.runner.pass_costs = PassCosts()  # these took what compiling takes
 
 
 def size_trees(core: EngineCore, config: EngineConfig, costs: StepCosts | None, weights: list[float] | None) -> list[str]:

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from eagle_rt.batch import Batch, HostRows, Slots, slots_at
+from eagle_rt.batch import Batch, HostRows, Slots, slots_at, to_device
 from eagle_rt.engine.request import Request, SamplingParams
 from eagle_rt.engine.scheduler import Chunk
 from eagle_rt.speculate.penalties import Penalties, Strengths
@@ -29,11 +29,11 @@ def sampling_batch(requests: list[Request], device: str) -> SamplingBatch:
     sampled = [row for row, setting in enumerate(settings) if setting.temperature > 0]
     return SamplingBatch(
         temperature=floats(settings, "temperature", device),
-        top_k=torch.tensor([max(setting.top_k, 0) for setting in settings], device=device),
+        top_k=to_device([max(setting.top_k, 0) for setting in settings], device),
         top_p=floats(settings, "top_p", device),
         min_p=floats(settings, "min_p", device),
-        seeds=torch.tensor([request.seed for request in requests], device=device),
-        sampled=torch.tensor(sampled, dtype=torch.int64, device=device),
+        seeds=to_device([request.seed for request in requests], device),
+        sampled=to_device(sampled, device, torch.int64),
         has_filters=any(settings[row].top_k > 0 or settings[row].top_p < 1 or settings[row].min_p > 0 for row in sampled),
         penalties=penalties_of(requests, device) if any(setting.has_penalties for setting in settings) else None,
     )
@@ -41,7 +41,7 @@ def sampling_batch(requests: list[Request], device: str) -> SamplingBatch:
 
 def floats(settings: list[SamplingParams], name: str, device: str) -> Tensor:
     """[B] one of their settings, whole numbers too as a kernel takes them."""
-    return torch.tensor([getattr(setting, name) for setting in settings], dtype=torch.float32, device=device)
+    return to_device([getattr(setting, name) for setting in settings], device, torch.float32)
 
 
 def penalties_of(requests: list[Request], device: str) -> Penalties:
@@ -51,7 +51,7 @@ def penalties_of(requests: list[Request], device: str) -> Penalties:
 
     def column(number: int) -> Tensor:
         values = [own[number] for own in told]
-        return torch.from_numpy(np.stack([np.pad(own, (0, size - len(own)), constant_values=own[0]) for own in values])).to(device)
+        return to_device(np.stack([np.pad(own, (0, size - len(own)), constant_values=own[0]) for own in values]), device)
 
     strengths = (floats(settings, f"{name}_penalty", device) for name in ("frequency", "presence", "repetition"))
     return Penalties(column(0), column(1), column(2), column(3), Strengths(*strengths))
@@ -78,11 +78,11 @@ def decode_sequences(requests: tuple[Request, ...], num_scratch: int, page_size:
     rows = tuple(slots_of(request.pages, request.num_cached + num_scratch, page_size) for request in requests)
     scratch = [slots_at(own, np.arange(cached, cached + num_scratch)) for own, cached in zip(rows, num_cached, strict=True)]
     return DecodeSequences(
-        root_tokens=torch.tensor([request.tokens[-1] for request in requests], device=device),
-        positions=torch.tensor(num_cached, device=device),
+        root_tokens=to_device([request.tokens[-1] for request in requests], device),
+        positions=to_device(num_cached, device),
         cache=HostCache(num_cached, rows),
-        scratch_slots=torch.from_numpy(np.stack(scratch)).to(device),
-        state_rows=torch.tensor([request.state_row for request in requests], device=device),
+        scratch_slots=to_device(np.stack(scratch), device),
+        state_rows=to_device([request.state_row for request in requests], device),
         sampling=sampling_batch(list(requests), device),
     )
 
@@ -114,9 +114,9 @@ def prefill_batch(chunks: tuple[Chunk, ...], page_size: int, device: str) -> Bat
     places = [np.arange(chunk.start, chunk.stop) for chunk in chunks]
     slots = np.concatenate([slots_at(own, own_places) for own, own_places in zip(rows, places, strict=True)])
     return Batch(
-        tokens=torch.tensor([token for chunk in chunks for token in chunk.request.tokens[chunk.start : chunk.stop]], device=device),
-        positions=torch.from_numpy(np.concatenate(places)).to(device),
-        slots=torch.from_numpy(slots).to(device),
+        tokens=to_device([token for chunk in chunks for token in chunk.request.tokens[chunk.start : chunk.stop]], device),
+        positions=to_device(np.concatenate(places), device),
+        slots=to_device(slots, device),
         query_starts=tuple(accumulate(map(len, places), initial=0)),
         rows=HostRows(tuple(chunk.stop for chunk in chunks), rows),
         tree_mask=None,

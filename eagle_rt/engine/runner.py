@@ -5,8 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from eagle_rt.batch import Batch
+from eagle_rt.batch import Batch, to_device
 from eagle_rt.engine.clocks import DeviceClock, StepClock
+from eagle_rt.engine.gathering import PassCosts
 from eagle_rt.engine.graphs import StepGraph, StepGraphs
 from eagle_rt.engine.prepare import decode_sequences, host_sequences, prefill_batch, prefilled_sequence, sampling_batch
 from eagle_rt.engine.request import Request
@@ -36,7 +37,7 @@ class Runner:
         device: str,
         max_batch_size: int | None,
     ) -> None:
-        self.clock = StepClock()
+        self.clock, self.pass_costs = StepClock(), PassCosts()
         self.stepper, self.tree_shape = stepper, tree_shape
         self._host_stepper = host_stepper
         self.graphs: StepGraphs | None = None
@@ -58,8 +59,8 @@ class Runner:
         tree = self._tree_for(plan.decodes)
         # A captured step runs while the host launches the passes that read prompts.
         decoded = self._start_decoding(plan.decodes, tree) if plan.decodes else list
-        prefilled = self._prefill(plan.chunks) if plan.chunks else []
-        return result_of(prefilled, decoded(), tree)
+        prefilled = self.start_prefill(plan.chunks) if plan.chunks else list
+        return result_of(prefilled(), decoded(), tree)
 
     @property
     def host_stepper(self) -> HostStepper | None:
@@ -145,18 +146,21 @@ class Runner:
         return StepResult(prefilled, outcome.tokens, outcome.num_drafted, outcome.is_broken, head_rows)
 
     def _prefill_on_host(self, plan: StepPlan, stepper: HostStepper) -> list[int]:
-        """As `_prefill`, but the head reads later, when it drafts, with what other texts have gained: a pass of its own would cost
-        more, and if it never drafts it need not read."""
-        chunks = plan.chunks
+        """As `start_prefill`, but the head reads later, when it drafts, with what other texts have gained: a pass of its own would
+        cost more, and if it never drafts it need not read."""
+        chunks, clock = plan.chunks, DeviceClock(is_gpu=self._device == "cuda")
         batch = prefill_batch(chunks, self._page_size, self._device)
         output = stepper.target.forward(batch, stepper.pool, self.stepper.backend, stepper.feature_layers)
-        tokens = self._choose_at_ends(batch, output.hidden, chunks).tolist()
+        chosen = self._choose_at_ends(batch, output.hidden, chunks)
+        clock.stop()
+        tokens = chosen.tolist()
+        self.pass_costs.learn(len(batch.tokens), clock.wait())
         assert output.features is not None
-        chosen = iter(tokens)
+        next_tokens = iter(tokens)
         reading = []
         for b, chunk in enumerate(chunks):
             request = chunk.request
-            next_token = next(chosen) if chunk.is_last else request.tokens[chunk.stop]
+            next_token = next(next_tokens) if chunk.is_last else request.tokens[chunk.stop]
             if chunk.is_first:
                 stepper.drafter.rows.begin(request.id, request.num_head_rows, chunk.start, may_draft=request.bounds is not None)
             stepper.drafter.rows.add(request.id, output.features[batch.query_starts[b] : batch.query_starts[b + 1]])
@@ -196,8 +200,11 @@ class Runner:
         self.clock.mark("verify")
         return tokens
 
-    def _prefill(self, chunks: tuple[Chunk, ...]) -> list[int]:
+    @torch.inference_mode()
+    def start_prefill(self, chunks: tuple[Chunk, ...]) -> Callable[[], list[int]]:
+        """Launch the passes that read them, and wait for nothing; the returned function does, for the tokens that follow them."""
         target, drafter = self.stepper.target, self.stepper.drafter
+        clock = DeviceClock(is_gpu=self._device == "cuda")
         batch = prefill_batch(chunks, self._page_size, self._device)
         feature_layers = drafter.head.feature_layers if drafter else ()
         output = target.forward(batch, self.stepper.pool, self.stepper.backend, feature_layers)
@@ -206,11 +213,17 @@ class Runner:
         if drafter and output.features is not None:
             ending, end_rows = ending_chunks(chunks, batch)
             next_tokens = shifted_tokens(chunks, batch.tokens, chosen)
-            state_rows = torch.tensor([chunk.request.state_row for chunk in ending], dtype=torch.int64, device=self._device)
-            last_rows = torch.tensor(end_rows, dtype=torch.int64, device=self._device)
+            state_rows = to_device([chunk.request.state_row for chunk in ending], self._device, torch.int64)
+            last_rows = to_device(end_rows, self._device, torch.int64)
             drafter.extend(batch, next_tokens, output.features, last_rows, state_rows)
-        tokens = chosen.tolist()
-        self.clock.mark("prefill")
+        clock.stop()
+
+        def tokens() -> list[int]:
+            found = chosen.tolist()
+            self.pass_costs.learn(len(batch.tokens), clock.wait())
+            self.clock.mark("prefill")
+            return found
+
         return tokens
 
     def _choose_at_ends(self, batch: Batch, hidden: Tensor, chunks: tuple[Chunk, ...]) -> Tensor:
@@ -218,9 +231,9 @@ class Runner:
         ending, end_rows = ending_chunks(chunks, batch)
         if not ending:
             return batch.tokens[:0]
-        positions = torch.tensor([[chunk.stop - 1] for chunk in ending], device=self._device)
+        positions = to_device([[chunk.stop - 1] for chunk in ending], self._device)
         sampling = sampling_batch([chunk.request for chunk in ending], self._device)
-        logits = self.stepper.target.logits(hidden[end_rows])
+        logits = self.stepper.target.logits(hidden[to_device(end_rows, self._device)])
         if sampling.penalties:
             logits = sampling.penalties.applied_to(logits)
         return self.stepper.operations.choose(logits[:, None], positions, sampling)[:, 0]

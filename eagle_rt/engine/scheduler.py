@@ -4,9 +4,11 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from eagle_rt.cache.pages import PageAllocator
 from eagle_rt.cache.prefix import PrefixCache
+from eagle_rt.engine.gathering import Gathering
 from eagle_rt.engine.request import Request, TokenEvent, check_prompt_length
 
 
@@ -78,7 +80,7 @@ class Scheduler:
     """First come, first served; when pages run out, the latest arrival gives way and is recomputed later.
 
     would_draft: whether a request that is let in now would be drafted for, so that pages without the head's rows are of no use to
-    it.
+    it. gathering: makes prompts wait for others; None: none waits.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Scheduler:
         *,
         use_prefix_cache: bool,
         would_draft: Callable[[Request, int], bool] = lambda request, num_running: True,
+        gathering: Gathering | None = None,
     ) -> None:
         self.limits = limits
         self.waiting: OrderedDict[str, Request] = OrderedDict()
@@ -96,7 +99,7 @@ class Scheduler:
         self._eos_token_ids = eos_token_ids
         self._allocator = PageAllocator(limits.num_pages)
         self._prefix_cache = PrefixCache(limits.page_size, self._allocator.release, enabled=use_prefix_cache)
-        self._would_draft = would_draft
+        self._would_draft, self._gathering = would_draft, gathering
         self._free_state_rows = list(range(limits.max_running))
         self._num_arrivals = 0
 
@@ -144,7 +147,8 @@ class Scheduler:
             # A request that gave way to an earlier one in this very loop is no longer running.
             if request.state_row is not None and not request.is_prefilling:
                 self._secure_pages(request, request.num_cached + self.limits.num_scratch)
-        self._admit()
+        if self._is_letting_in():
+            self._admit()
         decodes = tuple(request for request in self.running if not request.is_prefilling)
         chunks, budget = [], self.limits.chunk_size
         for request in self.running:
@@ -157,7 +161,7 @@ class Scheduler:
     def plan_ahead(self, plan: StepPlan, max_gained: int) -> StepPlan | None:
         """The step after `plan`, whose result is not known yet: the same requests, with pages for whatever they gain in it, up to
         max_gained tokens each. None if something else than decoding is due, if one of them has left, or if pages are short."""
-        if self.waiting or plan.chunks or plan.decodes != tuple(self.running):
+        if plan.chunks or plan.decodes != tuple(self.running) or self._is_letting_in():
             return None
         limits = [request.sampling.max_new_tokens for request in plan.decodes]
         if all(limit and request.num_output_tokens + 1 >= limit for request, limit in zip(plan.decodes, limits, strict=True)):
@@ -240,9 +244,16 @@ class Scheduler:
                 break
         return TokenEvent(request.id, kept, request.stats, request.finish_reason)
 
+    def _is_letting_in(self) -> bool:
+        """Whether requests that have a place now are let in now. Where a prompt is being read others join it."""
+        ready = list(islice(self.waiting.values(), len(self._free_state_rows)))
+        if not self._gathering or any(request.is_prefilling for request in self.running):
+            return bool(ready)
+        return not self._gathering.waits(ready, len(self.running)) and bool(ready)
+
     def _admit(self) -> None:
         """Let waiting requests in, in order, while there are pages for their whole prompt and a step of everyone."""
-        limits = self.limits
+        limits, num_running = self.limits, len(self.running)
         while self.waiting and self._free_state_rows:
             request = next(iter(self.waiting.values()))
             drafts = self._would_draft(request, min(limits.max_running, len(self.running) + len(self.waiting)))
@@ -251,7 +262,7 @@ class Scheduler:
             num_needed = limits.pages_for(len(request.tokens) + limits.num_scratch) - len(shared)
             if num_needed + len(self.running) > self.num_available_pages:
                 self._prefix_cache.forget(shared)
-                return
+                break
             del self.waiting[request.id]
             request.shared = shared
             request.pages = [node.page for node in shared]
@@ -264,7 +275,9 @@ class Scheduler:
                 request.stats.num_prompt_tokens_cached = request.num_cached
             self._take_pages(request, num_needed)
             self.running.append(request)
-            self.running.sort(key=lambda other: other.arrival)
+        if self._gathering:
+            self._gathering.let_in(self.running[num_running:])
+        self.running.sort(key=lambda other: other.arrival)
 
     def _secure_pages(self, request: Request, num_rows: int) -> None:
         """Give a request pages for its next step, at the cost of later arrivals, or of itself if it is the latest."""

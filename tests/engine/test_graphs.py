@@ -467,7 +467,7 @@ def test_a_gpu_too_small_for_the_target_is_named(target_dir: Path, monkeypatch: 
 
 def test_prompts_are_read_while_a_captured_step_runs(target_dir: Path, head_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    launch, prefill = StepGraph.launch, Runner._prefill
+    launch, prefill = StepGraph.launch, Runner.start_prefill
 
     def noted_launch(self: StepGraph, *args: Any, **kwargs: Any) -> Callable[[], GraphResult]:
         read = launch(self, *args, **kwargs)
@@ -479,7 +479,7 @@ def test_prompts_are_read_while_a_captured_step_runs(target_dir: Path, head_dir:
 
         return noted_read
 
-    def noted_prefill(self: Runner, *args: Any) -> list[int]:
+    def noted_prefill(self: Runner, *args: Any) -> Callable[[], list[int]]:
         order.append("prefill")
         return prefill(self, *args)
 
@@ -488,7 +488,7 @@ def test_prompts_are_read_while_a_captured_step_runs(target_dir: Path, head_dir:
     for _ in range(2):
         core.step()
     monkeypatch.setattr(StepGraph, "launch", noted_launch)
-    monkeypatch.setattr(Runner, "_prefill", noted_prefill)
+    monkeypatch.setattr(Runner, "start_prefill", noted_prefill)
     core.submit("second", [4, 5, 6, 7], SETTINGS[0])
     while "prefill" not in order:
         core.step()
