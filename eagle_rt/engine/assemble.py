@@ -87,7 +87,7 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
         models.eos_token_ids,
         use_prefix_cache=not config.disable_radix_cache,
         would_draft=runner.would_draft,
-        gathering=Gathering(lambda rows: runner.pass_costs.ms(rows), limits.chunk_size) if config.prefill_delay == "auto" else None,
+        gathering=gathering_for(runner, limits) if config.prefill_delay == "auto" else None,
     )
 
     notes = unused_options(config) + models.notes + tree_notes
@@ -109,6 +109,10 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
         f"context length {limits.context_length}; at most {limits.max_running} requests at once",
     ]
     return EngineCore(scheduler, runner, spec.vocab_size, config.random_seed), notes
+
+
+def gathering_for(runner: Runner, limits: SchedulerLimits) -> Gathering:
+    return Gathering(lambda rows: runner.pass_costs.ms(rows), limits.chunk_size, lambda: runner.clock.elapsed_ms)
 
 
 def check_simulation(config: EngineConfig, tree_shape: TreeShape) -> None:

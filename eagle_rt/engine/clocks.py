@@ -7,10 +7,11 @@ import torch
 
 
 class StepClock:
-    """Seconds spent in each named part of the steps so far."""
+    """Seconds spent in each named part of the steps so far; elapsed_ms: in all of them, which nobody sets back to 0."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.elapsed_ms = 0.0
         self._last = time.perf_counter()
 
     def start(self) -> None:
@@ -20,6 +21,7 @@ class StepClock:
         """Everything since the last mark was `part`."""
         now = time.perf_counter()
         self.seconds[part] += now - self._last
+        self.elapsed_ms += 1000 * (now - self._last)
         self._last = now
 
 

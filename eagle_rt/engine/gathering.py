@@ -4,7 +4,6 @@ A pass over prompts holds up everyone who is decoding, and one over three of the
 reading the weights is what takes the time. But a prompt that waits says nothing meanwhile.
 """
 
-import time
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -63,14 +62,14 @@ class Gathering:
     best schedule costs (Dooly, Goldman and Scott, "On-line analysis of the TCP acknowledgment delay problem", Journal of the
     ACM 48, 2001, section 3).
 
-    pass_ms: what a pass over so many rows takes; most_rows: that it can have; clock: in milliseconds.
+    pass_ms: what a pass over so many rows takes; most_rows: that it can have; clock: milliseconds of steps so far.
     """
 
     def __init__(
         self,
         pass_ms: Callable[[float], float],
         most_rows: int,
-        clock: Callable[[], float] = lambda: 1000.0 * time.perf_counter(),
+        clock: Callable[[], float],
     ) -> None:
         self._pass_ms, self._most_rows, self._clock = pass_ms, most_rows, clock
         self._came_at: deque[float] = deque(maxlen=PROMPTS_REMEMBERED + 1)
