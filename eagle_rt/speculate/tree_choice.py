@@ -167,7 +167,7 @@ class PayingTree:
 
 def trees_within(bounds: TreeShape) -> list[TreeShape]:
     """Trees to choose from, the largest last: none, a short chain, one of half the size; as few as are worth capturing."""
-    chain_steps, half_steps = min(2, bounds.num_steps), (bounds.num_steps + 1) // 2
+    chain_steps, half_steps = min(3, bounds.num_steps), (bounds.num_steps + 1) // 2
     supply = num_tree_nodes(half_steps, bounds.top_k)
     chain = TreeShape(chain_steps, 1, chain_steps + 1)
     half = TreeShape(half_steps, bounds.top_k, min(supply, max(2, bounds.num_draft_tokens // 2)))
