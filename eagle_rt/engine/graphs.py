@@ -109,6 +109,10 @@ class StepInputs:
         self._pages.copy_(host.pages, non_blocking=True)
         self._sides.reverse()
 
+    @property
+    def batch_size(self) -> int:
+        return self._pages.shape[0]
+
     def sequences(self) -> DecodeSequences:
         """The sequences that are filled in at the time when the device gets there."""
         root_tokens, num_cached, state_rows, seeds, top_k = self._integers
@@ -150,11 +154,12 @@ class StepGraph:
     def __init__(self, stepper: Stepper, inputs: StepInputs, device: str, memory: Any) -> None:
         self._stepper, self._inputs = stepper, inputs
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._output = self._step()
-        self._hosts = [torch.empty_like(self._output, device="cpu", pin_memory=device == "cuda") for _ in range(2)]
+        shape = inputs.batch_size, stepper.max_depth + 3  # of `StepOutcome.rows`
+        self._hosts = [torch.empty(shape, dtype=torch.int64, pin_memory=device == "cuda") for _ in range(2)]
         if device == "cuda":
-            # Once more, so that no kernel is compiled and no workspace made while the stream is captured.
-            self._step()
+            # Twice before, so that no kernel is compiled and no workspace made while the stream is captured.
+            for _ in range(2):
+                self._step()
             torch.cuda.synchronize()
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, pool=memory):
@@ -175,11 +180,12 @@ class StepGraph:
         (self._inputs.fill_pages if follows else self._inputs.fill)(requests)
         if self._graph:
             self._graph.replay()
+            output = self._output
         else:
-            self._output.copy_(self._step())
+            output = self._step()
         self._hosts.reverse()
         host = self._hosts[0]
-        host.copy_(self._output, non_blocking=True)
+        host.copy_(output, non_blocking=True)
         clock.stop()
 
         def read() -> GraphResult:

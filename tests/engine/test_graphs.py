@@ -109,7 +109,7 @@ def test_captured_drafts_are_ranked_after_penalties(target_dir: Path, head_dir: 
     assert core.current_metrics().mean_accepted_tokens > 3
 
 
-def test_padding_harms_no_one_and_results_stay_in_place(target_dir: Path, head_dir: Path) -> None:
+def test_padding_harms_no_one(target_dir: Path, head_dir: Path) -> None:
     core = make_captured(target_dir, head_dir, (2, 2, 4), (4,))
     for index, prompt in enumerate(random_prompts(2, seed=6, longest=12)):
         core.submit(f"r{index}", prompt, SETTINGS[0])
@@ -125,10 +125,8 @@ def test_padding_harms_no_one_and_results_stay_in_place(target_dir: Path, head_d
     before = pool.storage[:, slots].clone()
     graph = core.runner.graphs.find(2, core.runner.tree_shape)
     with torch.inference_mode():
-        place = graph._output.data_ptr()
         first = graph.launch(requests, follows=False)().rows
         assert graph.launch(requests, follows=False)().rows == first
-    assert graph._output.data_ptr() == place
     assert len(first) == 2
     assert torch.equal(pool.storage[:, slots], before)
     assert pool.storage[:, num_pages * page_size :].any(), "padding writes to the page that is no one's"
