@@ -31,7 +31,7 @@ class Mean:
 
 class PassCosts:
     """What passes over prompts take by how many rows they read, as measured: means over rows of like number, and straight lines
-    between them. More rows than any pass has had are believed to take no longer, until they are met."""
+    between them. Fewer or more than any pass has had are believed to take as long each: what is not known is not waited for."""
 
     def __init__(self) -> None:
         self._means: dict[int, tuple[Mean, Mean]] = {}  # of rows and milliseconds, by the power of two that the rows are below
@@ -47,8 +47,11 @@ class PassCosts:
         """0 where nothing is known."""
         points = sorted((rows.value, own.value) for rows, own in self._means.values())
         index = bisect(points, (num_rows, 0.0))
+        if not points:
+            return 0.0
         if index in (0, len(points)):
-            return points[max(0, index - 1)][1] if points else 0.0
+            known, own = points[max(0, index - 1)]
+            return own * num_rows / known
         (before, least), (after, most) = points[index - 1 : index + 1]
         return least + (most - least) * (num_rows - before) / (after - before)
 

@@ -27,11 +27,13 @@ def test_what_a_pass_takes_is_learned(ms: Callable[[int], float], num_rows: int)
     assert costs.ms(num_rows) == pytest.approx(ms(num_rows), rel=0.15)
 
 
-def test_what_was_never_met_is_hoped_for() -> None:
+def test_where_nothing_is_known_every_row_takes_as_long() -> None:
     costs = PassCosts()
     assert costs.ms(64) == 0.0
-    costs.learn(64, 7.0)
-    assert (costs.ms(1), costs.ms(64), costs.ms(640)) == (7.0, 7.0, 7.0)
+    costs.learn(64, 8.0)
+    assert (costs.ms(8), costs.ms(64), costs.ms(640)) == (1.0, 8.0, 80.0)
+    costs.learn(512, 16.0)
+    assert (costs.ms(8), costs.ms(288), costs.ms(1024)) == (1.0, 12.0, 32.0)
 
 
 def test_a_standstill_is_not_believed_and_a_change_is() -> None:
@@ -212,6 +214,7 @@ def test_prompts_that_wait_for_each_other_stop_no_steps() -> None:
         scheduler.submit(Request(str(number), [1, 2, 3], SamplingParams(max_new_tokens=None), seed=0))
     scheduler.commit(plan := scheduler.plan(), StepResult([2] * len(plan.chunks), [], [], []))
     machine.costs.learn(3, 6.5)
+    machine.costs.learn(300, 7.0)
     decodes = scheduler.plan()
     machine.now += 8.5
     scheduler.submit(Request("new", [1, 2, 3], SamplingParams(max_new_tokens=None), seed=0))
