@@ -10,7 +10,7 @@ ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 COUPLINGS = ("auto", "off")
-PREFILL_DELAYS = ("auto", "off")
+PREFILL_DELAYS = ("auto", "on", "off")
 FIT_CHECKS = ("off", "warn", "auto")
 
 DRAFT_QUANTIZATIONS = ("auto", "none", "int8")
@@ -152,8 +152,8 @@ class EngineConfig:
     )
     prefill_delay: str = option(
         "scheduling",
-        "auto: while others decode, a prompt waits for further ones that come soon, where reading all of them in one pass gains "
-        "more than waiting costs. off: prompts are read at once.",
+        "on: while others decode, a prompt waits for further ones that come soon, where reading all of them in one pass gains "
+        "more than waiting costs. off: prompts are read at once. auto: on for a GPU; on a CPU rows take the time, not passes.",
         "auto",
         choices=list(PREFILL_DELAYS),
     )
@@ -235,6 +235,11 @@ class EngineConfig:
         return self.speculative_tree == "adaptive" or (
             self.speculative_tree == "auto" and (self.device == "cpu" or self.captures_steps)
         )
+
+    @property
+    def delays_prefill(self) -> bool:
+        """Whether prompts may wait for each other; the device has been decided."""
+        return self.prefill_delay == "on" or (self.prefill_delay == "auto" and self.device == "cuda")
 
     @property
     def captures_steps(self) -> bool:

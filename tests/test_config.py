@@ -69,6 +69,16 @@ def test_what_is_not_given_is_decided_and_said(device: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "prefill_delay", "waits"),
+    [("cpu", "auto", False), ("cuda", "auto", True), ("cpu", "on", True), ("cuda", "off", False)],
+)
+def test_where_prompts_wait_for_each_other(device: str, prefill_delay: str, waits: bool) -> None:
+    assert EngineConfig(device=device, prefill_delay=prefill_delay).delays_prefill == waits
+    with pytest.raises(ValueError, match="--prefill-delay is never, but must be one of auto, on, off"):
+        EngineConfig(prefill_delay="never")
+
+
+@pytest.mark.parametrize(
     ("capability", "options", "attention", "is_adaptive"),
     [
         ((9, 0), {}, "triton", True),

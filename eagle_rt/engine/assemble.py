@@ -87,7 +87,7 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
         models.eos_token_ids,
         use_prefix_cache=not config.disable_radix_cache,
         would_draft=runner.would_draft,
-        gathering=gathering_for(runner, limits) if config.prefill_delay == "auto" else None,
+        gathering=gathering_for(runner, limits) if config.delays_prefill else None,
     )
 
     notes = unused_options(config) + models.notes + tree_notes

@@ -3,8 +3,10 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+from engines import make_core, random_prompts, run
 
 from eagle_rt.engine.gathering import PROMPTS_REMEMBERED, Gathering, PassCosts
 from eagle_rt.engine.request import Request, SamplingParams
@@ -222,3 +224,29 @@ def test_prompts_that_wait_for_each_other_stop_no_steps() -> None:
     machine.now += 6.5 * PROMPTS_REMEMBERED
     assert scheduler.plan_ahead(decodes, 4) is None, "it has waited for long enough"
     assert [chunk.request.id for chunk in scheduler.plan().chunks] == ["new"]
+
+
+class SameForAnyRows(PassCosts):
+    """Passes that are said to take as long as many steps, whatever they read; counted."""
+
+    num_passes = 0
+
+    def learn(self, num_rows: int, ms: float) -> None:
+        self.num_passes += 1
+
+    def ms(self, num_rows: float) -> float:
+        return 100.0
+
+
+@pytest.mark.parametrize("tree", [None, (2, 2, 4)], ids=str)
+def test_fewer_passes_and_the_same_texts(target_dir: Path, head_dir: Path, tree: tuple[int, int, int] | None) -> None:
+    prompts = random_prompts(24, seed=8, longest=30)
+    settings = [SamplingParams(temperature=0, max_new_tokens=5 + index % 7, ignore_eos=True) for index in range(len(prompts))]
+    texts, num_passes = [], []
+    for delay in ("on", "off"):
+        core = make_core(target_dir, head_dir, tree, prefill_delay=delay, max_running_requests=6)
+        core.runner.pass_costs = costs = SameForAnyRows()
+        texts.append(run(core, prompts, settings))
+        num_passes.append(costs.num_passes)
+    assert texts[0] == texts[1]
+    assert num_passes[0] < num_passes[1]
