@@ -46,9 +46,9 @@ class PassCosts:
     def ms(self, num_rows: float) -> float:
         """0 where nothing is known."""
         points = sorted((rows.value, own.value) for rows, own in self._means.values())
-        index = bisect(points, (num_rows, 0.0))
         if not points:
             return 0.0
+        index = bisect(points, (num_rows, 0.0))
         if index in (0, len(points)):
             known, own = points[max(0, index - 1)]
             return own * num_rows / known
@@ -68,12 +68,7 @@ class Gathering:
     pass_ms: what a pass over so many rows takes; most_rows: that it can have; clock: milliseconds of steps so far.
     """
 
-    def __init__(
-        self,
-        pass_ms: Callable[[float], float],
-        most_rows: int,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, pass_ms: Callable[[float], float], most_rows: int, clock: Callable[[], float]) -> None:
         self._pass_ms, self._most_rows, self._clock = pass_ms, most_rows, clock
         self._came_at: deque[float] = deque(maxlen=PROMPTS_REMEMBERED + 1)
         self._num_waiting, self._waited, self._then = 0, 0.0, 0.0

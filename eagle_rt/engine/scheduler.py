@@ -247,9 +247,10 @@ class Scheduler:
     def _is_letting_in(self) -> bool:
         """Whether requests that have a place now are let in now. Where a prompt is being read others join it."""
         ready = list(islice(self.waiting.values(), len(self._free_state_rows)))
-        if not self._gathering or any(request.is_prefilling for request in self.running):
-            return bool(ready)
-        return not self._gathering.waits(ready, len(self.running)) and bool(ready)
+        is_reading = any(request.is_prefilling for request in self.running)
+        if self._gathering and not is_reading and self._gathering.waits(ready, len(self.running)):
+            return False
+        return bool(ready)
 
     def _admit(self) -> None:
         """Let waiting requests in, in order, while there are pages for their whole prompt and a step of everyone."""
