@@ -130,20 +130,24 @@ def contexts(bench: Bench) -> Jobs:
 
 
 def sweep(bench: Bench) -> Jobs:
-    """Speed-ups over plain decoding by batch size."""
-    batch_sizes = [1, 2] if bench.is_quick else [8, 32, 1, 2, 64, 4, 16]
-    return {f"batch {batch_size}": partial(swept, bench, batch_size) for batch_size in batch_sizes}
+    """Speed-ups over plain decoding by batch size; of draws; and where prompts do not wait for each other."""
+    batch_sizes, sampled, large = ([1, 2], [1], [2]) if bench.is_quick else ([8, 32, 1, 2, 64, 4, 16], [1, 8], [32, 64])
+    return {
+        **{f"batch {size}": partial(swept, bench, size) for size in batch_sizes},
+        **{f"batch {size} at T = 1": partial(swept, bench, size, temperature=1.0) for size in sampled},
+        **{f"batch {size}, no delay": partial(swept, bench, size, prefill_delay="off") for size in large},
+    }
 
 
-def swept(bench: Bench, batch_size: int) -> Rows:
-    measurements = []
+def swept(bench: Bench, batch_size: int, temperature: float = 0.0, **changes: Any) -> Rows:
+    measurements, sampling = [], replace(bench.sampling, temperature=temperature, seed=0)
     workload = Workload(bench.workload.name, (bench.workload.prompts * batch_size)[: max(4, 2 * batch_size)])
     trees = [tree for tree in bench.trees if batch_size * tree.num_draft_tokens <= MOST_ROWS and tree not in ONE_REQUEST]
     settings = [Setting(batch_size, tree) for tree in (NO_SPECULATION, *trees)]
     for setting in (*settings, Setting(batch_size, BOUNDS, is_adaptive=True)):
         measurement = Measurement(setting)
         gc.collect()
-        measure_once(bench.models, bench.config(batch_size), measurement, workload, bench.sampling)
+        measure_once(bench.models, bench.config(batch_size, **changes), measurement, workload, sampling)
         measurement.core = None  # and with it its cache
         measurements.append(measurement)
     return rows(measurements)

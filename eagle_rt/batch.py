@@ -37,15 +37,6 @@ class HostRows:
     kv_lens: tuple[int, ...]
     kv_slots: tuple[Slots, ...]
 
-    def slot_tensors(self, device: torch.device) -> list[Tensor]:
-        """The slots of each sequence, all as int32 tensors."""
-        return [
-            torch.arange(own.start, own.stop, dtype=torch.int32, device=device)
-            if isinstance(own, range)
-            else to_device(own, device, torch.int32)
-            for own in self.kv_slots
-        ]
-
     def firsts_and_table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """[B] the first slots of sequences whose slots lie side by side, and of the others -1 less where theirs begin in the table,
         which holds those one after the other."""

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from eagle_rt.attention.reference import visible_rows
-from eagle_rt.batch import Batch, HostRows
+from eagle_rt.batch import Batch, HostRows, slots_at, to_device
 from eagle_rt.cache.pool import KVPool
 
 WORKSPACE_BYTES = 512 * 2**20
@@ -34,14 +35,14 @@ class FlashInferPlan:
         batch, rows, storage = self._batch, self._rows, self.pool.storage
         device = storage.device
         # A page of the kernel is one row, so that any rows in any order can be named.
-        slots = torch.cat(rows.slot_tensors(device))
-        kv_starts = torch.tensor([0, *rows.kv_lens], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        slots = np.concatenate([slots_at(own, np.arange(len(own))) for own in rows.kv_slots])
+        kv_starts = np.cumsum([0, *rows.kv_lens])
         mask = None if batch.tree_mask is None else flat_mask(batch, rows, window)
         wrapper = self._make_wrapper()
         wrapper.plan(
-            torch.tensor(batch.query_starts, dtype=torch.int32, device=device),
-            kv_starts.to(device),
-            slots,
+            to_device(batch.query_starts, device, torch.int32),
+            to_device(kv_starts, device, torch.int32),
+            to_device(slots, device, torch.int32),
             torch.ones(batch.batch_size, dtype=torch.int32, device=device),
             queries.shape[1],
             storage.shape[3],

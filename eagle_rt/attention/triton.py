@@ -31,14 +31,13 @@ class TritonAttention:
         counts = [stop - start for start, stop in zip(batch.query_starts, batch.query_starts[1:], strict=False)]
         if isinstance(mask, Tensor):
             mask = MaskWords(mask_words(mask), mask.shape[-1])
-        if isinstance(mask, HostMask):
-            masks = mask_words(to_device(mask.visible, device))
+        if isinstance(mask, MaskWords):
+            masks, queries_of = mask.words.flatten(0, 1), Uniform(counts[0], mask.num_columns)
+        elif mask is None:
+            masks = torch.zeros(len(batch.tokens), 0, dtype=torch.int64, device=device)
+            queries_of = Uniform(counts[0], None) if min(counts) == max(counts) else ragged(batch, counts, None)
         else:
-            masks = mask.words.flatten(0, 1) if mask else torch.zeros(len(batch.tokens), 0, dtype=torch.int64, device=device)
-        if min(counts) == max(counts) and not isinstance(mask, HostMask):
-            queries_of = Uniform(counts[0], mask.num_columns if mask else None)
-        else:
-            queries_of = ragged(batch, counts, mask)
+            masks, queries_of = mask_words(to_device(mask.visible, device)), ragged(batch, counts, mask)
         return TritonPlan(pool.storage, rows, queries_of, masks, batch.positions)
 
     def run(self, queries: Tensor, layer: int, plan: TritonPlan, window: int | None) -> Tensor:
@@ -55,15 +54,12 @@ class TritonAttention:
         )
 
 
-def ragged(batch: Batch, counts: list[int], mask: MaskWords | HostMask | None) -> Ragged:
+def ragged(batch: Batch, counts: list[int], mask: HostMask | None) -> Ragged:
     """Queries of which sequences have `counts`, and lengths that the host knows."""
     assert isinstance(batch.rows, HostRows)
-    if mask is None:
-        # Causal: a row sees all but the ones after it.
-        unseen = np.repeat(batch.query_starts[1:], counts) - 1 - np.arange(len(batch.tokens))
-    else:
-        widths = mask.widths if isinstance(mask, HostMask) else [mask.num_columns] * len(counts)
-        unseen = np.repeat(widths, counts)
+    # What lies past the rows that all see: a tree, or, where nothing but the order says what is seen, the rows after one's own.
+    causal = np.repeat(batch.query_starts[1:], counts) - 1 - np.arange(len(batch.tokens))
+    unseen = np.repeat(mask.widths, counts) if mask else causal
     device, prefixes = batch.tokens.device, np.repeat(batch.rows.kv_lens, counts) - unseen
     return Ragged(max(counts), to_device(batch.query_starts, device, torch.int32), to_device(prefixes, device, torch.int32))
 

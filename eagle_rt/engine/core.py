@@ -63,7 +63,9 @@ class EngineCore:
         """Plan, run, commit. A captured step is launched before the one ahead of it is read: its events come one call later."""
         launched = self._launched
         if launched:
-            plan = self.scheduler.plan_ahead(launched.plan, self.runner.tree_shape.max_depth + 1)
+            plan = None
+            if self.runner.can_run_ahead(launched.plan):
+                plan = self.scheduler.plan_ahead(launched.plan, self.runner.tree_shape.max_depth + 1)
             self._launched = LaunchedStep(plan, self.runner.launch(plan, follows=True)) if plan else None
             return self._commit(launched.plan, launched.result())
         plan = self.scheduler.plan()

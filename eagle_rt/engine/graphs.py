@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle_rt.batch import to_device
 from eagle_rt.engine.clocks import DeviceClock
 from eagle_rt.engine.prepare import penalties_of
 from eagle_rt.engine.request import Request
@@ -91,6 +92,7 @@ class StepInputs:
         host = self._sides[0]
         self._integers, self._floats, self._pages = host.integers.to(device), host.floats.to(device), host.pages.to(device)
         self.fill(())
+        self._padding = self._integers[:, :1].clone()
 
     def fill(self, requests: tuple[Request, ...]) -> None:
         """Put requests into the first rows, and padding into the others."""
@@ -103,10 +105,14 @@ class StepInputs:
         self.fill_pages(requests)
 
     def fill_pages(self, requests: tuple[Request, ...]) -> None:
-        """Only tell which pages they have; all else is as the last step left it."""
+        """Only tell which pages they have; all else is as the last step left it, but for those that have ended, which become
+        padding."""
         host = self._sides[0]
         host.write_pages(requests)
         self._pages.copy_(host.pages, non_blocking=True)
+        ended = [row for row, request in enumerate(requests) if request.finish_reason]
+        if ended:
+            self._integers[:, to_device(ended, self._device)] = self._padding
         self._sides.reverse()
 
     @property
@@ -174,7 +180,7 @@ class StepGraph:
         """Start a step; the returned function waits for it and says what it has come to.
 
         follows: the last launch with these inputs, whatever its trees, was of the same requests, and this one goes on from where
-        that leaves them, which the host need not know yet. At most two steps may be waiting to be read.
+        that leaves them, which the host need not know yet; some may have ended. At most two steps may be waiting to be read.
         """
         clock = DeviceClock(is_gpu=self._graph is not None)
         (self._inputs.fill_pages if follows else self._inputs.fill)(requests)

@@ -1,6 +1,7 @@
 """Runs a step plan on the device: the meeting of scheduling and tensors."""
 
 from collections.abc import Callable
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -82,8 +83,10 @@ class Runner:
             self.host_stepper.forget(request_id)
 
     def can_run_ahead(self, plan: StepPlan) -> bool:
-        """Whether the plan is one captured step and nothing else, so that another may follow before its result is known."""
-        return bool(plan.decodes and not plan.chunks and self._graph_for(plan.decodes, self.tree_shape))
+        """Whether the plan is one captured step and nothing else, and still that of those who are left, so that another may follow
+        before its result is known."""
+        graph = self._graph_for(plan.decodes, self.tree_shape)
+        return bool(plan.staying and not plan.chunks and graph and graph is self._graph_for(plan.staying, self.tree_shape))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, *, follows: bool) -> Callable[[], StepResult]:
@@ -103,14 +106,14 @@ class Runner:
     def _launch(
         self, graph: StepGraph, requests: tuple[Request, ...], tree: TreeShape, *, follows: bool
     ) -> Callable[[], list[list[int]]]:
-        """Start it; the returned function waits for its `StepOutcome.rows` and learns from them."""
-        read = graph.launch(requests, follows=follows)
+        """Start it; the returned function waits for its `StepOutcome.rows` and learns from those of requests that had not ended."""
+        read, are_here = graph.launch(requests, follows=follows), [not request.finish_reason for request in requests]
         self.clock.mark("prepare")
 
         def rows() -> list[list[int]]:
             found = read()
             self.clock.mark("step")
-            self._learn(requests, tree, found.rows, found.ms)
+            self._learn(requests, tree, [*compress(found.rows, are_here)], found.ms)
             return found.rows
 
         return rows
@@ -151,7 +154,7 @@ class Runner:
         chunks, clock = plan.chunks, DeviceClock(is_gpu=self._device == "cuda")
         batch = prefill_batch(chunks, self._page_size, self._device)
         output = stepper.target.forward(batch, stepper.pool, self.stepper.backend, stepper.feature_layers)
-        chosen = self._choose_at_ends(batch, output.hidden, chunks)
+        chosen = self._choose(output.hidden, *self._ends(chunks, batch))
         clock.stop()
         tokens = chosen.tolist()
         self.pass_costs.learn(len(batch.tokens), clock.wait())
@@ -209,12 +212,11 @@ class Runner:
         feature_layers = drafter.head.feature_layers if drafter else ()
         output = target.forward(batch, self.stepper.pool, self.stepper.backend, feature_layers)
 
-        chosen = self._choose_at_ends(batch, output.hidden, chunks)
+        ending, last_rows = self._ends(chunks, batch)
+        chosen = self._choose(output.hidden, ending, last_rows)
         if drafter and output.features is not None:
-            ending, end_rows = ending_chunks(chunks, batch)
             next_tokens = shifted_tokens(chunks, batch.tokens, chosen)
             state_rows = to_device([chunk.request.state_row for chunk in ending], self._device, torch.int64)
-            last_rows = to_device(end_rows, self._device, torch.int64)
             drafter.extend(batch, next_tokens, output.features, last_rows, state_rows)
         clock.stop()
 
@@ -226,14 +228,18 @@ class Runner:
 
         return tokens
 
-    def _choose_at_ends(self, batch: Batch, hidden: Tensor, chunks: tuple[Chunk, ...]) -> Tensor:
-        """[R] the tokens that follow the chunks which end their prompts; hidden: [T, H] of all rows."""
-        ending, end_rows = ending_chunks(chunks, batch)
+    def _ends(self, chunks: tuple[Chunk, ...], batch: Batch) -> tuple[list[Chunk], Tensor]:
+        """The chunks which end their prompts, and their last rows."""
+        ends = [(chunk, stop - 1) for chunk, stop in zip(chunks, batch.query_starts[1:], strict=True) if chunk.is_last]
+        return [chunk for chunk, _ in ends], to_device([row for _, row in ends], self._device, torch.int64)
+
+    def _choose(self, hidden: Tensor, ending: list[Chunk], last_rows: Tensor) -> Tensor:
+        """[R] the tokens that follow these chunks; hidden: [T, H] of all rows."""
         if not ending:
-            return batch.tokens[:0]
+            return last_rows
         positions = to_device([[chunk.stop - 1] for chunk in ending], self._device)
         sampling = sampling_batch([chunk.request for chunk in ending], self._device)
-        logits = self.stepper.target.logits(hidden[to_device(end_rows, self._device)])
+        logits = self.stepper.target.logits(hidden[last_rows])
         if sampling.penalties:
             logits = sampling.penalties.applied_to(logits)
         return self.stepper.operations.choose(logits[:, None], positions, sampling)[:, 0]
@@ -248,12 +254,6 @@ def result_of(prefilled: list[int], rows: list[list[int]], tree: TreeShape) -> S
 def is_sampled(requests: tuple[Request, ...]) -> bool:
     """Whether the next token of any is drawn."""
     return any(request.sampling.temperature > 0 for request in requests)
-
-
-def ending_chunks(chunks: tuple[Chunk, ...], batch: Batch) -> tuple[list[Chunk], list[int]]:
-    """The chunks which end their prompts, and their last rows."""
-    ends = [(chunk, batch.query_starts[b + 1] - 1) for b, chunk in enumerate(chunks) if chunk.is_last]
-    return [chunk for chunk, _ in ends], [row for _, row in ends]
 
 
 def shifted_tokens(chunks: tuple[Chunk, ...], tokens: Tensor, chosen: Tensor) -> Tensor:

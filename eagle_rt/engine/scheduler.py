@@ -40,6 +40,11 @@ class StepPlan:
     decodes: tuple[Request, ...]
     load: int
 
+    @property
+    def staying(self) -> tuple[Request, ...]:
+        """Those of `decodes` that have not ended, as they may while the step runs."""
+        return tuple(request for request in self.decodes if not request.finish_reason)
+
     def __bool__(self) -> bool:
         return bool(self.chunks or self.decodes)
 
@@ -160,17 +165,19 @@ class Scheduler:
 
     def plan_ahead(self, plan: StepPlan, max_gained: int) -> StepPlan | None:
         """The step after `plan`, whose result is not known yet: the same requests, with pages for whatever they gain in it, up to
-        max_gained tokens each. None if something else than decoding is due, if one of them has left, or if pages are short."""
-        if plan.chunks or plan.decodes != tuple(self.running) or self._is_letting_in():
+        max_gained tokens each; those that have ended gain nothing. None if something else than decoding is due, or if pages are
+        short."""
+        staying = plan.staying
+        if plan.chunks or staying != tuple(self.running) or self._is_letting_in():
             return None
-        limits = [request.sampling.max_new_tokens for request in plan.decodes]
-        if all(limit and request.num_output_tokens + 1 >= limit for request, limit in zip(plan.decodes, limits, strict=True)):
+        limits = [request.sampling.max_new_tokens for request in staying]
+        if all(limit and request.num_output_tokens + 1 >= limit for request, limit in zip(staying, limits, strict=True)):
             return None
-        wanted = [self.limits.pages_for(r.num_cached + max_gained + self.limits.num_scratch) for r in plan.decodes]
-        missing = [max(0, count - len(request.pages)) for request, count in zip(plan.decodes, wanted, strict=True)]
+        wanted = [self.limits.pages_for(r.num_cached + max_gained + self.limits.num_scratch) for r in staying]
+        missing = [max(0, count - len(request.pages)) for request, count in zip(staying, wanted, strict=True)]
         if sum(missing) > self.num_available_pages:
             return None
-        for request, count in zip(plan.decodes, missing, strict=True):
+        for request, count in zip(staying, missing, strict=True):
             self._take_pages(request, count)
         return plan
 

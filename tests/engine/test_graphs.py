@@ -22,7 +22,7 @@ from eagle_rt.engine.capture import ATTENTION_PARTS_BYTES, capture_steps, graph_
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.graphs import GraphResult, StepGraph, StepGraphs, default_batch_sizes
 from eagle_rt.engine.load import model_info, require_room
-from eagle_rt.engine.request import SamplingParams, SpeculativeParams
+from eagle_rt.engine.request import Request, SamplingParams, SpeculativeParams
 from eagle_rt.engine.runner import Runner
 from eagle_rt.kernels import dispatch
 from eagle_rt.models import layers
@@ -185,6 +185,37 @@ def test_leaving_and_arriving_while_a_step_runs(target_dir: Path, head_dir: Path
     assert metrics.num_drafts == sum(steps.values()), "a step that a request did not live to see is not counted"
     assert metrics.num_generated_tokens == sum(map(len, texts.values()))
     assert core.scheduler.num_available_pages == core.scheduler.limits.num_pages
+
+
+@pytest.mark.parametrize(("batch_sizes", "num_beginnings"), [((4,), 1), ((2, 4), 2)])
+def test_others_go_on_where_someone_has_left(
+    target_dir: Path, head_dir: Path, monkeypatch: pytest.MonkeyPatch, batch_sizes: tuple[int, ...], num_beginnings: int
+) -> None:
+    """The next step need not wait to be launched until the host knows who has ended: theirs are then rows of no one, of which
+    nothing is learned. But where a smaller graph would do for the others, they begin anew in that."""
+    prompts, params = random_prompts(3, seed=9, longest=12), [replace(SETTINGS[0], max_new_tokens=count) for count in (14, 3, 14)]
+    config = make_config(target_dir, head_dir, None)
+    expected = run(build_core(config, model_info(config))[0], prompts, params)
+    core = make_captured(target_dir, head_dir, (2, 1, 3), batch_sizes, page_size=4)
+    launches: list[tuple[int, bool]] = []
+    original, learned = StepGraph.launch, []
+
+    def launch(self: StepGraph, requests: tuple[Request, ...], *, follows: bool) -> Callable[[], GraphResult]:
+        launches.append((sum(not request.finish_reason for request in requests), follows))
+        return original(self, requests, follows=follows)
+
+    monkeypatch.setattr(StepGraph, "launch", launch)
+    monkeypatch.setattr(core.runner.choice, "learn", lambda tree, gains, ms, is_sampled: learned.append(len(gains)))
+    assert run(core, prompts, params) == expected
+    assert sum(not follows for _, follows in launches) == num_beginnings
+    assert {count for count, follows in launches if follows} == {3, 2}
+    assert learned == [count for count, _ in launches]
+    limits = core.scheduler.limits
+    inputs = core.runner.graphs.find(3, core.runner.tree_shape)._inputs
+    if num_beginnings == 1:
+        assert inputs._integers[2].tolist()[1:4:2] == [limits.max_running] * 2, "states that are no one's"
+        assert inputs._integers[1].tolist()[1:4:2] == [0, 0], "which do not grow"
+    assert core.scheduler.num_available_pages == limits.num_pages
 
 
 class HostReadError(Exception):
