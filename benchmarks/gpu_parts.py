@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 ONE_REQUEST, MOST_ROWS = (TreeShape(5, 1, 6), TreeShape(5, 4, 16), TreeShape(7, 10, 60)), 1024
 # The largest tree of those that each step chooses from.
 BOUNDS = TreeShape(5, 8, 32)
-PARITY_TESTS = ["kernels/test_triton_kernels", "kernels/test_triton_tree_attention", "engine/test_prefill_on_gpu"]
+PARITY_TESTS = ["kernels/test_triton_kernels", "kernels/test_triton_tree_attention", "engine/test_launching_on_gpu"]
 
 
 def machine(bench: Bench) -> Jobs:
@@ -55,7 +55,7 @@ def machine_row(bench: Bench) -> dict[str, Any]:
 
 
 def parity(bench: Bench) -> Jobs:
-    """Every kernel against its twin, natively; and that reading prompts is launched without waiting."""
+    """Every kernel against its twin, natively; and that nothing waits to be launched."""
     return {} if bench.is_quick else {name: partial(tested, name) for name in PARITY_TESTS}
 
 
