@@ -17,8 +17,8 @@ from eagle_rt.bench.tune import Tuner
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig, add_flags, config_from_args
 from eagle_rt.engine.load import load_models, model_info
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.profile import default_file, subject_of
-from eagle_rt.engine.request import SamplingParams
 from eagle_rt.kernels.processor import processor_name
 from eagle_rt.resolve import resolve_device
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes

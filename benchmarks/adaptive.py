@@ -27,7 +27,7 @@ from eagle_rt.bench.workload import Workload, load_workload
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models, model_info
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.speculate.policy import DraftPlan
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 

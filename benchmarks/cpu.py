@@ -30,7 +30,7 @@ from eagle_rt.bench.workload import Workload, load_workload
 from eagle_rt.config import DTYPES, EngineConfig, add_flags, config_from_args
 from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.resolve import resolve_device
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 

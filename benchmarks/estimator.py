@@ -22,7 +22,7 @@ from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.speculate.acceptance import SHARPNESS, AcceptanceEstimator, VerifiedNodes, most_probable
 from eagle_rt.speculate.compiled import surprises_of
 from eagle_rt.speculate.forest import Floats, Ints

@@ -21,7 +21,7 @@ from eagle_rt.config import EngineConfig
 from eagle_rt.engine.build import prepared_core
 from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.reading import read_texts
 from eagle_rt.resolve import resolve_device
 

@@ -23,7 +23,7 @@ from eagle_rt.bench.sweep import Measurement, Setting, measure_once, rows
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig, add_flags, config_from_args
 from eagle_rt.engine.load import load_models, model_info
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.resolve import resolve_device
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from eagle_rt.engine.core import EngineCore
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 
 TEMPERATURES = [0.0, 0.7, 1.0]
 # More requests are submitted than run, so that some wait; of these one is aborted in so many steps.

@@ -7,6 +7,6 @@ L layers, S cache slots.
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.engine import Engine
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 
 __all__ = ["Engine", "EngineConfig", "SamplingParams"]

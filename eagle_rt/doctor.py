@@ -18,7 +18,7 @@ from eagle_rt.bench.workload import Workload
 from eagle_rt.config import EngineConfig, add_flags, config_from_args
 from eagle_rt.engine.fit import LOW_COVERAGE, PROMPTS, FitProbe, FitResult, layer_conventions, other_conventions
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models, model_info
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.decoder import FINAL_NORM
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.tokenizer import question_tokens

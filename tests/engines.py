@@ -10,7 +10,8 @@ from eagle_rt.config import EngineConfig
 from eagle_rt.engine.build import build_core
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import model_info
-from eagle_rt.engine.request import SamplingParams, TokenEvent
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.request import TokenEvent
 from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.reading import read_texts
 from eagle_rt.models.spec import model_spec, read_config

@@ -25,6 +25,7 @@ ALLOWED_SIBLINGS = {("demo", "train")}
 TORCH_FREE = [
     "engine/scheduler.py",
     "engine/gathering.py",
+    "engine/params.py",
     "engine/request.py",
     "engine/messages.py",
     "engine/metrics.py",

@@ -12,7 +12,7 @@ from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import model_info
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 
 
 def test_it_is_small_and_in_published_layouts(built_in: Path) -> None:

@@ -22,8 +22,9 @@ from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig, add_flags, config_from_args
 from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.prepare import penalties_of
-from eagle_rt.engine.request import Request, SamplingParams
+from eagle_rt.engine.request import Request
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.models.reading import read_texts
 from eagle_rt.resolve import resolve_device

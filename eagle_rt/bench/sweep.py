@@ -13,7 +13,7 @@ from eagle_rt.engine.calibrate import measured_costs
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.metrics import EngineMetrics
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.speculate.acceptance import Calibration
 from eagle_rt.speculate.costs import StepCosts
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes

@@ -15,8 +15,8 @@ from eagle_rt.bench.workload import Workload
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import LoadedModels
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.profile import Profile, Subject
-from eagle_rt.engine.request import SamplingParams
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import StepCosts
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes

@@ -11,8 +11,8 @@ from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.fit import fitted
 from eagle_rt.engine.gathering import PassCosts
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.profile import find_profile, with_profile
-from eagle_rt.engine.request import SamplingParams
 from eagle_rt.kernels.packed_linear import prepare_products
 from eagle_rt.resolve import resolve_device, resolve_tree
 from eagle_rt.speculate.acceptance import AcceptanceEstimator

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from eagle_rt.engine.metrics import EngineMetrics
-from eagle_rt.engine.request import Request, SamplingParams, TokenEvent
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.request import Request, TokenEvent
 from eagle_rt.engine.runner import Runner
 from eagle_rt.engine.scheduler import Scheduler, StepPlan, StepResult
 

@@ -17,7 +17,8 @@ from eagle_rt.engine.load import model_info
 from eagle_rt.engine.loop import run_loop
 from eagle_rt.engine.messages import Abort, Command, Failed, Rejected, Report, Shutdown, Submit
 from eagle_rt.engine.metrics import EngineMetrics
-from eagle_rt.engine.request import SamplingParams, TokenEvent, sampling_params
+from eagle_rt.engine.params import SamplingParams, sampling_params
+from eagle_rt.engine.request import TokenEvent
 from eagle_rt.engine.text import Reply
 from eagle_rt.models.tokenizer import encode_prompts, is_single
 
@@ -195,8 +196,8 @@ class Engine:
 
 
 def nth_params(params: SamplingParams, index: int) -> SamplingParams:
-    """The settings of reply `index` of n: seeded replies differ by their index."""
-    seed = None if params.seed is None else params.seed + index
+    """The settings of reply `index` of n: seeded replies differ by their index. After the largest seed comes the smallest."""
+    seed = None if params.seed is None else (params.seed + index + 2**63) % 2**64 - 2**63
     return replace(params, seed=seed, n=1)
 
 

@@ -19,7 +19,7 @@ from eagle_rt.config import EngineConfig
 from eagle_rt.engine.assemble import make_core
 from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import LoadedModels
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.decoder import FINAL_NORM
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.spec import default_feature_layers

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import orjson
 
 from eagle_rt.engine.metrics import EngineMetrics
-from eagle_rt.engine.request import RequestStats, SamplingParams, SpeculativeParams, TokenEvent
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.request import RequestStats, TokenEvent
 from eagle_rt.speculate.acceptance import Calibration
 
 
@@ -62,10 +63,7 @@ def encode(message: Command | Report) -> bytes:
 def decode(data: bytes) -> Command | Report:
     name, fields = orjson.loads(data)
     if name == "Submit":
-        sampling = fields["sampling"]
-        tuples = {name: tuple(sampling[name]) for name in ("stop", "stop_token_ids")}
-        tuples["logit_bias"] = tuple(map(tuple, sampling["logit_bias"]))
-        fields["sampling"] = SamplingParams(**{**sampling, **tuples, "speculative": SpeculativeParams(**sampling["speculative"])})
+        fields["sampling"] = SamplingParams(**fields["sampling"])
     if name == "EngineMetrics" and fields["calibration"]:
         fields["calibration"] = Calibration(**fields["calibration"])
     if name == "TokenEvent":

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eagle_rt.batch import Batch, HostRows, Slots, slots_at, to_device
-from eagle_rt.engine.request import Request, SamplingParams
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk
 from eagle_rt.speculate.penalties import Penalties, Strengths
 from eagle_rt.speculate.sampler import SamplingBatch

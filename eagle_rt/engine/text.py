@@ -5,7 +5,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from eagle_rt.engine.request import RequestStats, SamplingParams, TokenEvent
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.request import RequestStats, TokenEvent
 from eagle_rt.models.tokenizer import decode_tokens
 
 INCOMPLETE = "\ufffd"

@@ -52,8 +52,16 @@ def is_single(prompts: Prompts) -> bool:
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Prompts) -> list[list[int]]:
-    """One or several prompts, as text or as tokens, to lists of tokens."""
+    """One or several prompts, as text or as tokens, to lists of tokens.
+
+    Raises:
+        ValueError: something else.
+    """
     several = cast(list[str | list[int]], [prompts] if is_single(prompts) else prompts)
+    for prompt in several:
+        are_tokens = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
+        if not (are_tokens or isinstance(prompt, str)):
+            raise ValueError(f"a prompt must be a text or a list of token ids, but one is {prompt!r}")
     return [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in several]
 
 

@@ -13,7 +13,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from eagle_rt.engine.engine import reply_dict
-from eagle_rt.engine.request import check_prompt_length, sampling_params
+from eagle_rt.engine.params import sampling_params
+from eagle_rt.engine.request import check_prompt_length
 from eagle_rt.engine.text import Reply
 from eagle_rt.models.tokenizer import chat_tokens, encode_prompts, is_single
 from eagle_rt.server.errors import ApiError, add_error_handlers

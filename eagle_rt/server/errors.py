@@ -30,6 +30,7 @@ def error_response(status: int, message: str, param: str | None = None, code: st
 def parameter_in(message: str) -> str | None:
     """Messages of our own about a parameter begin with its name."""
     name, _, rest = message.partition(" is ")
+    name = name.partition(".")[0]
     return name if rest and name.isidentifier() else None
 
 

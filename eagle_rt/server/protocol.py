@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from eagle_rt.engine.request import SamplingParams, sampling_params
+from eagle_rt.engine.params import SamplingParams, TokenId, sampling_params
 
 # Parameters of the OpenAI API that change a reply and are not supported, with the values at which they change nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
@@ -43,7 +43,7 @@ class OpenAIRequest(Strict):
     top_k: int | None = None
     min_p: float | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -92,7 +92,7 @@ class ChatRequest(OpenAIRequest):
 
 
 class CompletionRequest(OpenAIRequest):
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
     max_tokens: int | None = Field(default=16, ge=1)
 
     @field_validator("prompt")
@@ -107,7 +107,7 @@ class GenerateRequest(Strict):
     """SGLang's native request: `text` or `input_ids`, one or several, and its own sampling names."""
 
     text: str | list[str] | None = None
-    input_ids: list[int] | list[list[int]] | None = None
+    input_ids: list[TokenId] | list[list[TokenId]] | None = None
     sampling_params: dict[str, Any] = Field(default_factory=dict)
     stream: bool = False
 

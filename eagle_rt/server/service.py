@@ -18,7 +18,8 @@ from eagle_rt.engine.engine import nth_params
 from eagle_rt.engine.load import ModelInfo
 from eagle_rt.engine.messages import Abort, Command, Failed, Rejected, Shutdown, Started, Submit, decode, encode
 from eagle_rt.engine.metrics import EngineMetrics
-from eagle_rt.engine.request import SamplingParams, TokenEvent
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.request import TokenEvent
 from eagle_rt.engine.text import Reply, TextDelta
 from eagle_rt.server.worker import run_worker
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.engine.core import EngineCore
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.tokenizer import chat_tokens, decode_tokens
 from eagle_rt.train.dialogues import Dialogue, Message
 

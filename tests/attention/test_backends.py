@@ -13,7 +13,7 @@ from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.select import attention_backend
 from eagle_rt.batch import Batch, HostRows
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 
 
 @pytest.mark.parametrize("tree", [None, (3, 2, 6)])

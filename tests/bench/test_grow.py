@@ -13,7 +13,7 @@ from eagle_rt.bench.grow.shapes import GrownShape, layer_places
 from eagle_rt.engine.build import prepared_core
 from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import model_info
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.spec import read_config
 
 # Every number differs from the built-in pair's, and a head is twice as large.

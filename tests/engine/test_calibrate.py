@@ -7,7 +7,7 @@ import torch
 from engines import make_core, random_prompts, run
 
 from eagle_rt.engine.calibrate import trees_to_time
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.kernels import products
 from eagle_rt.tree_shape import TreeShape
 

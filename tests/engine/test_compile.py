@@ -10,7 +10,7 @@ from eagle_rt.engine.build import build_core
 from eagle_rt.engine.compile import rows_of_passes
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import model_info
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 

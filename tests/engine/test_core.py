@@ -9,7 +9,7 @@ import torch
 from engines import collect, make_core, random_prompts, run
 from transformers import AutoModelForCausalLM
 
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 
 TREES = [None, (1, 1, 2), (3, 1, 4), (5, 4, 16), (5, 8, 32), (8, 10, 60)]
 GREEDY = SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True)

@@ -92,9 +92,11 @@ def test_leaving_a_stream_aborts_it(engine: Engine) -> None:
     ("arguments", "message"),
     [
         ({"prompt": "x", "sampling_params": {"temperature": -1}}, "temperature is -1"),
-        ({"prompt": "x", "sampling_params": {"temprature": 1}}, "temprature is not a sampling parameter"),
+        ({"prompt": "x", "sampling_params": {"temprature": 1}}, "temprature is not a parameter"),
         ({"prompt": "x" * 600}, "context length is 512"),
         ({"input_ids": [5, 9999]}, "token 9999 is outside"),
+        ({"input_ids": [[5, 1.5]]}, "list of token ids"),
+        ({"prompt": [None]}, "list of token ids"),
         ({}, "either prompt or input_ids"),
         ({"prompt": "x", "input_ids": [1]}, "either prompt or input_ids"),
     ],

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.fit import FitProbe, FitResult, fitted, layer_conventions, other_conventions
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models, model_info
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.heads.base import Head
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", speculative_algorithm="EAGLE3", speculative_draft_model_quantization="none")

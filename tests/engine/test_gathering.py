@@ -9,7 +9,8 @@ import pytest
 from engines import make_core, random_prompts, run
 
 from eagle_rt.engine.gathering import PROMPTS_REMEMBERED, Gathering, PassCosts
-from eagle_rt.engine.request import Request, SamplingParams
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits, StepResult
 
 

@@ -22,7 +22,8 @@ from eagle_rt.engine.capture import ATTENTION_PARTS_BYTES, capture_steps, graph_
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.graphs import GraphResult, StepGraph, StepGraphs, default_batch_sizes
 from eagle_rt.engine.load import model_info, require_room
-from eagle_rt.engine.request import Request, SamplingParams, SpeculativeParams
+from eagle_rt.engine.params import SamplingParams, SpeculativeParams
+from eagle_rt.engine.request import Request
 from eagle_rt.engine.runner import Runner
 from eagle_rt.kernels import dispatch
 from eagle_rt.models import layers

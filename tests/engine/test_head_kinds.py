@@ -8,7 +8,7 @@ import head_layouts
 import pytest
 from engines import make_core, random_prompts, run
 
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 
 PROMPTS = random_prompts(8, seed=11)
 SETTINGS = {

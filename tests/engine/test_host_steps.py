@@ -11,7 +11,7 @@ import torch
 from engines import make_core, random_prompts, run
 
 from eagle_rt.engine.core import EngineCore
-from eagle_rt.engine.request import SamplingParams, SpeculativeParams
+from eagle_rt.engine.params import SamplingParams, SpeculativeParams
 from eagle_rt.speculate import drafters, head_rows, host_step
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy

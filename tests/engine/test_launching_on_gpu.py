@@ -13,7 +13,7 @@ from eagle_rt.batch import to_device
 from eagle_rt.engine.build import build_core
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import model_info
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

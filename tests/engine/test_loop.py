@@ -10,7 +10,8 @@ from eagle_rt.engine import loop
 from eagle_rt.engine.loop import run_loop
 from eagle_rt.engine.messages import Abort, Command, Rejected, Report, Shutdown, Submit
 from eagle_rt.engine.metrics import EngineMetrics
-from eagle_rt.engine.request import SamplingParams, TokenEvent
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.request import TokenEvent
 
 SETTING = SamplingParams(temperature=0, max_new_tokens=8, ignore_eos=True)
 

@@ -2,7 +2,8 @@ import pytest
 
 from eagle_rt.engine.messages import Abort, Command, Failed, Rejected, Report, Shutdown, Started, Submit, decode, encode
 from eagle_rt.engine.metrics import EngineMetrics
-from eagle_rt.engine.request import RequestStats, SamplingParams, TokenEvent
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.request import RequestStats, TokenEvent
 
 MESSAGES = [
     Submit("a", [1, 2], SamplingParams(temperature=0.5, stop=("x",), stop_token_ids=(3,), seed=2**62, logit_bias=((5, -1.5),))),

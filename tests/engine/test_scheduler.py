@@ -4,7 +4,8 @@ import random
 
 import pytest
 
-from eagle_rt.engine.request import Request, SamplingParams
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits, StepPlan, StepResult
 
 EOS = 0

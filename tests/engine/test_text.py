@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle_rt.engine.request import RequestStats, SamplingParams, TokenEvent
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.request import RequestStats, TokenEvent
 from eagle_rt.engine.text import Reply
 
 TOKENIZER = checkpoints.byte_tokenizer()

@@ -18,8 +18,8 @@ from tree import brute_force
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.batch import Batch, HostRows
 from eagle_rt.cache.pool import KVPool
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.prepare import decode_sequences, host_sequences, sampling_batch
-from eagle_rt.engine.request import SamplingParams
 from eagle_rt.models.decoder import FINAL_NORM
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import load_head, load_mtp_head

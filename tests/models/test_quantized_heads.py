@@ -13,7 +13,7 @@ from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.rows import RowAttention
 from eagle_rt.engine import load
 from eagle_rt.engine.core import EngineCore
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.kernels.products import has_own_kernels
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.base import Head

@@ -9,7 +9,7 @@ from scipy import stats
 from torch import Tensor
 
 from eagle_rt.engine.core import run_to_end
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.models.tokenizer import load_tokenizer, question_tokens
 from eagle_rt.speculate.sampler import DRAFT_MARGIN, SamplingBatch, coupled_logits, target_choice

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.prepare import decode_sequences
-from eagle_rt.engine.request import SamplingParams
 from eagle_rt.kernels import contenders, dispatch
 from eagle_rt.models import layers
 from eagle_rt.speculate.step import StepOutcome

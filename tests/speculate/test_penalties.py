@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.prepare import penalties_of
-from eagle_rt.engine.request import Request, SamplingParams
+from eagle_rt.engine.request import Request
 from eagle_rt.speculate.penalty_tables import penalty_tables
 from eagle_rt.token_map.token_map import TokenMap
 

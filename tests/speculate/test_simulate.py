@@ -8,7 +8,7 @@ from engines import make_config, make_core, random_prompts, run
 
 from eagle_rt.engine.build import build_core
 from eagle_rt.engine.load import model_info
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.text import Reply
 from eagle_rt.resolve import unused_options
 from eagle_rt.server.prometheus import EngineCollector

@@ -12,7 +12,7 @@ import torch
 from engines import load_target, make_core, random_prompts, run
 from torch import Tensor
 
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.train import __main__ as command
 from eagle_rt.train.batches import BatchOrder, Text, counted_positions, padded, row_texts
 from eagle_rt.train.export import export_head

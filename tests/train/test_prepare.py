@@ -7,7 +7,7 @@ import checkpoints
 import pytest
 from engines import make_core, run
 
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.tokenizer import chat_tokens, decode_tokens
 from eagle_rt.train.dialogues import Dialogue, read_dialogues
 from eagle_rt.train.prepare import Row, keep_answers, read_rows, regenerate
