@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.metrics import EngineMetrics
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 
 # Replies are as long as is asked for, more or less by up to a half, and hardly two alike: else plain decoding would end several in
 # the same step, and read the prompts of those that follow in one pass, as no load does by itself.
@@ -26,7 +26,8 @@ MOST_ROUNDS = 3
 
 def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: SamplingParams) -> list[float]:
     """Tokens per second of each engine over the same prompts, until not every slot of its batch has a request any more: what the
-    last ones do alone says nothing about the batch.
+    last ones do alone says nothing about the batch. By then all have read the same prompts but have not said equally much of the
+    replies; so it is said what as many tokens would have taken each as they have said in the mean.
 
     The next steps are always those of the engine that is furthest behind, so that all are at the same place of the same texts at
     any time, and a slow second of the machine hits all of them alike.
@@ -37,23 +38,24 @@ def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: Samp
         core.scheduler.forget_prefixes()
         for number, prompt in enumerate(prompts):
             core.submit(str(number), prompt, replace(sampling, max_new_tokens=reply_length(sampling.max_new_tokens, number)))
-    num_tokens, seconds = dict.fromkeys(cores, 0), {core: StepSeconds() for core in cores}
+    spent = {core: Spent(len(prompts)) for core in cores}
     while behind := [core for core in cores if is_busy(core)]:
-        core = min(behind, key=num_tokens.__getitem__)
+        core = min(behind, key=lambda own: spent[own].num_tokens)
         began = time.perf_counter()
         if stepper := core.runner.host_stepper:
             stepper.skip_pause()  # others had the time since its last step
         for _ in range(STEPS_OF_A_TURN):
-            num_read, start = core.metrics.num_prompt_tokens, time.perf_counter()
-            num_tokens[core] += sum(len(event.tokens) for event in core.step())
-            end = time.perf_counter()
-            seconds[core].add(end - start, core.metrics.num_prompt_tokens - num_read)
+            num_read, reading, start = core.metrics.num_prompt_tokens, core.runner.clock.seconds["prefill"], time.perf_counter()
+            num_tokens = sum(len(event.tokens) for event in core.step())
+            end, reading = time.perf_counter(), core.runner.clock.seconds["prefill"] - reading
+            spent[core].add(num_tokens, end - start - reading, core.metrics.num_prompt_tokens - num_read, reading)
             if end - began > SECONDS_OF_A_TURN or not is_busy(core):
                 break
     for core in cores:
         for number in range(len(prompts)):
             core.abort(str(number))
-    return [num_tokens[core] / seconds[core].total() for core in cores]
+    num_tokens = statistics.mean(own.num_tokens for own in spent.values())
+    return [num_tokens / own.seconds(num_tokens) for own in spent.values()]
 
 
 @dataclass(frozen=True)
@@ -81,21 +83,27 @@ def quiet_rounds(
     return rounds[:count]
 
 
-class StepSeconds:
-    """Of one engine. The machine stands still for seconds now and then: no step counts as more than LONGEST_STEP times what the
-    median step takes that reads no prompts, and as many prompt tokens as it reads in the median step that does."""
+class Spent:
+    """What an engine has said after so many prompts, and what its steps took. The machine stands still for seconds now and then: no
+    step decodes for longer than LONGEST_STEP times what the median one does, and none reads prompts for longer, token by token."""
 
-    def __init__(self) -> None:
-        self._steps: list[tuple[float, int]] = []
+    def __init__(self, num_prompts: int) -> None:
+        self.num_tokens = 0
+        self._num_prompts = num_prompts
+        self._steps: list[tuple[float, int, float]] = []
 
-    def add(self, seconds: float, num_read: int) -> None:
-        """num_read: prompt tokens."""
-        self._steps.append((seconds, num_read))
+    def add(self, num_tokens: int, decoding: float, num_read: int, reading: float) -> None:
+        """A step has said so many tokens and read so many of prompts, and how many seconds it took for either."""
+        self.num_tokens += num_tokens
+        self._steps.append((decoding, num_read, reading))
 
-    def total(self) -> float:
-        step = statistics.median([seconds for seconds, num_read in self._steps if not num_read] or [0.0])
-        token = statistics.median([seconds / num_read for seconds, num_read in self._steps if num_read] or [0.0])
-        return sum(min(LONGEST_STEP * (step + num_read * token), seconds) for seconds, num_read in self._steps)
+    def seconds(self, num_tokens: float) -> float:
+        """That the same prompts and so many tokens would have taken, of which the first of each comes with the reading."""
+        longest = LONGEST_STEP * statistics.median(decoding for decoding, *_ in self._steps)
+        longest_token = LONGEST_STEP * statistics.median([own / num_read for _, num_read, own in self._steps if num_read] or [0.0])
+        decoding = sum(min(longest, own) for own, *_ in self._steps)
+        reading = sum(min(num_read * longest_token, own) for _, num_read, own in self._steps)
+        return reading + decoding * (num_tokens - self._num_prompts) / max(1, self.num_tokens - self._num_prompts)
 
 
 def stolen_seconds(counts: Path = Path("/proc/stat")) -> float:

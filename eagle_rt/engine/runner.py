@@ -61,7 +61,8 @@ class Runner:
         # A captured step runs while the host launches the passes that read prompts.
         decoded = self._start_decoding(plan.decodes, tree) if plan.decodes else list
         prefilled = self.start_prefill(plan.chunks) if plan.chunks else list
-        return result_of(prefilled(), decoded(), tree)
+        rows = decoded()
+        return result_of(prefilled(), rows, tree)
 
     @property
     def host_stepper(self) -> HostStepper | None:

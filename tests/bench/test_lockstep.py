@@ -7,24 +7,33 @@ from types import SimpleNamespace
 import pytest
 
 from eagle_rt.bench import lockstep
-from eagle_rt.bench.lockstep import LONGEST_STEP, MOST_ROUNDS, StepSeconds, quiet_rounds, stolen_seconds
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.bench.lockstep import LONGEST_STEP, MOST_ROUNDS, Spent, quiet_rounds, stolen_seconds
+from eagle_rt.engine.params import SamplingParams
 
 
 def test_a_machine_that_stands_still_counts_as_a_long_step() -> None:
     """Prompts of 50 tokens, and one of 400, take two hundredths of a second each ten tokens; steps a tenth."""
-    steps = [(0.1, 0)] * 9 + [(0.1, 50)] * 3 + [(0.8, 400)]
-    seconds = StepSeconds()
+    spent = Spent(num_prompts=4)
+    steps = [(0.1, 0, 0.0)] * 9 + [(0.1, 50, 0.1)] * 3 + [(0.0, 400, 0.8)]
     for step in steps:
-        seconds.add(*step)
-    assert seconds.total() == pytest.approx(sum(own for own, _ in steps))
-    seconds.add(60.0, 0)
-    seconds.add(60.0, 50)
-    assert seconds.total() == pytest.approx(sum(own for own, _ in steps) + LONGEST_STEP * (0.1 + 0.2))
+        spent.add(2, *step)
+    assert spent.num_tokens == 2 * len(steps)
+    total = sum(decoding + reading for decoding, _, reading in steps)
+    assert spent.seconds(spent.num_tokens) == pytest.approx(total)
+    spent.add(1, 60.0, 0, 0.0)
+    spent.add(1, 60.0, 50, 60.0)
+    assert spent.seconds(spent.num_tokens) == pytest.approx(total + LONGEST_STEP * (0.1 + 0.1 + 0.1))
 
 
-def test_nothing_takes_no_time() -> None:
-    assert StepSeconds().total() == 0.0
+def test_engines_are_compared_by_as_many_tokens_after_the_same_prompts() -> None:
+    """One of them has said twice as many when the last prompt has been read; either takes a second a token."""
+    few, many = Spent(num_prompts=10), Spent(num_prompts=10)
+    for spent, num_tokens in ((few, 110), (many, 210)):
+        spent.add(10, 0.0, 1000, 50.0)
+        for _ in range(num_tokens - 10):
+            spent.add(1, 1.0, 0, 0.0)
+    assert [spent.seconds(160) for spent in (few, many)] == pytest.approx([200.0, 200.0])
+    assert few.num_tokens / few.seconds(few.num_tokens) < 0.9 * many.num_tokens / many.seconds(many.num_tokens)
 
 
 def test_time_that_others_have_taken(tmp_path: Path) -> None:

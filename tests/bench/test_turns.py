@@ -7,7 +7,7 @@ import pytest
 
 from eagle_rt.bench import lockstep
 from eagle_rt.bench.lockstep import SECONDS_OF_A_TURN, STEPS_OF_A_TURN, full_rates
-from eagle_rt.engine.request import SamplingParams
+from eagle_rt.engine.params import SamplingParams
 
 
 class MadeUpEngine:
@@ -16,7 +16,8 @@ class MadeUpEngine:
     def __init__(self, name: str, step_seconds: float, num_tokens: int, log: list[str], clock: list[float]) -> None:
         self.name, self.metrics = name, SimpleNamespace(num_prompt_tokens=0)
         self.num_skipped = 0
-        self.runner = SimpleNamespace(host_stepper=SimpleNamespace(skip_pause=self._skip))
+        own_clock = SimpleNamespace(seconds={"prefill": 0.0})
+        self.runner = SimpleNamespace(host_stepper=SimpleNamespace(skip_pause=self._skip), clock=own_clock)
         self.scheduler = SimpleNamespace(
             waiting={}, running=[name], limits=SimpleNamespace(max_running=1), forget_prefixes=lambda: None
         )
