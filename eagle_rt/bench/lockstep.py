@@ -45,9 +45,9 @@ def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: Samp
         if stepper := core.runner.host_stepper:
             stepper.skip_pause()  # others had the time since its last step
         for _ in range(STEPS_OF_A_TURN):
-            num_read, reading, start = core.metrics.num_prompt_tokens, core.runner.clock.seconds["prefill"], time.perf_counter()
+            num_read, read_for, start = core.metrics.num_prompt_tokens, core.runner.clock.seconds["prefill"], time.perf_counter()
             num_tokens = sum(len(event.tokens) for event in core.step())
-            end, reading = time.perf_counter(), core.runner.clock.seconds["prefill"] - reading
+            end, reading = time.perf_counter(), core.runner.clock.seconds["prefill"] - read_for
             spent[core].add(num_tokens, end - start - reading, core.metrics.num_prompt_tokens - num_read, reading)
             if end - began > SECONDS_OF_A_TURN or not is_busy(core):
                 break

@@ -86,8 +86,8 @@ class Runner:
     def can_run_ahead(self, plan: StepPlan) -> bool:
         """Whether the plan is one captured step and nothing else, and still that of those who are left, so that another may follow
         before its result is known."""
-        graph = self._graph_for(plan.decodes, self.tree_shape)
-        return bool(plan.staying and not plan.chunks and graph and graph is self._graph_for(plan.staying, self.tree_shape))
+        graph, staying = self._graph_for(plan.decodes, self.tree_shape), plan.staying
+        return bool(staying and not plan.chunks and graph and graph is self._graph_for(staying, self.tree_shape))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, *, follows: bool) -> Callable[[], StepResult]:
@@ -237,7 +237,7 @@ class Runner:
     def _choose(self, hidden: Tensor, ending: list[Chunk], last_rows: Tensor) -> Tensor:
         """[R] the tokens that follow these chunks; hidden: [T, H] of all rows."""
         if not ending:
-            return last_rows
+            return last_rows  # none, as are the tokens
         positions = to_device([[chunk.stop - 1] for chunk in ending], self._device)
         sampling = sampling_batch([chunk.request for chunk in ending], self._device)
         logits = self.stepper.target.logits(hidden[last_rows])
