@@ -37,6 +37,10 @@ class HostRows:
     kv_lens: tuple[int, ...]
     kv_slots: tuple[Slots, ...]
 
+    def slot_arrays(self) -> list[NDArray[np.int64]]:
+        """The same slots, spelled out where they lie side by side."""
+        return [np.arange(own.start, own.stop) if isinstance(own, range) else own for own in self.kv_slots]
+
     def firsts_and_table(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """[B] the first slots of sequences whose slots lie side by side, and of the others -1 less where theirs begin in the table,
         which holds those one after the other."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eagle_rt.attention.reference import visible_rows
-from eagle_rt.batch import Batch, HostRows, slots_at, to_device
+from eagle_rt.batch import Batch, HostRows, to_device
 from eagle_rt.cache.pool import KVPool
 
 WORKSPACE_BYTES = 512 * 2**20
@@ -35,7 +35,7 @@ class FlashInferPlan:
         batch, rows, storage = self._batch, self._rows, self.pool.storage
         device = storage.device
         # A page of the kernel is one row, so that any rows in any order can be named.
-        slots = np.concatenate([slots_at(own, np.arange(len(own))) for own in rows.kv_slots])
+        slots = np.concatenate(rows.slot_arrays())
         kv_starts = np.cumsum([0, *rows.kv_lens])
         mask = None if batch.tree_mask is None else flat_mask(batch, rows, window)
         wrapper = self._make_wrapper()

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords, slots_at, to_device
+from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords, to_device
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.triton.tree_attention import Ragged, Uniform, mask_words, tree_attention
 
@@ -67,6 +67,6 @@ def ragged(batch: Batch, counts: list[int], mask: HostMask | None) -> Ragged:
 def device_rows(rows: HostRows, device: torch.device) -> DeviceRows:
     """Slots as pages of one row."""
     slots = np.zeros((len(rows.kv_lens), max(rows.kv_lens)), dtype=np.int32)
-    for row, own in zip(slots, rows.kv_slots, strict=True):
-        row[: len(own)] = slots_at(own, np.arange(len(own)))
+    for row, own in zip(slots, rows.slot_arrays(), strict=True):
+        row[: len(own)] = own
     return DeviceRows(to_device(rows.kv_lens, device, torch.int32), to_device(slots, device), page_size=1)

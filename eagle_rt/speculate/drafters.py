@@ -29,8 +29,9 @@ NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 5, 11, 1.25
 # find new texts sooner, and cost more where nothing pays.
 TRY_SHARE, MOST_STEPS_ALLOWED_FOR = 0.01, 1024
 # How long a trial is, if what it comes to leaves hope; how many draft in it, for whom heads have the least to read; and how deep
-# its drafts are at least, and all from which is learned.
-STEPS_OF_A_TRIAL, MOST_IN_A_TRIAL, LEVELS_OF_A_LESSON = 4, 8, 2
+# its drafts are at least, and all from which is learned. From one to the next there are so many steps: else what a long rest has
+# saved up would be spent in one go where drafts nearly pay.
+STEPS_OF_A_TRIAL, MOST_IN_A_TRIAL, LEVELS_OF_A_LESSON, STEPS_BETWEEN_TRIALS = 4, 8, 2, 32
 # A batch that has grown by more than this share rests for a step where heads would have to read more rows than so many of each of
 # its sequences: more are to come, and what pays for few need not pay for many.
 GROWING, UNREAD_ROWS = 0.25, 32
@@ -111,6 +112,7 @@ class DrafterChoice:
         # Of the trial so far: the drafts, the tokens that they have gained beyond plain decoding, and the time that was left for
         # tries before it: one that seems to gain time must not pay for the next one.
         self._num_tried, self._tried_gain, self._most_allowed_ms = 0, 0.0, 0.0
+        self._steps_since_trial = STEPS_BETWEEN_TRIALS  # since the last one began
         self._prices, self._book = prices, book
         self._last: Decision | None = None
         self._known: set[str] = set()  # those of the batch that was asked last
@@ -174,6 +176,7 @@ class DrafterChoice:
 
     def allow_tries(self, step_ms: float, num_steps: int = 1) -> None:
         """Some of the time of steps goes into drafts of sequences that do not draft otherwise."""
+        self._steps_since_trial += num_steps
         allowed_ms = TRY_SHARE * step_ms
         self.allowance_ms = min(self.allowance_ms + num_steps * allowed_ms, MOST_STEPS_ALLOWED_FOR * allowed_ms)
 
@@ -238,9 +241,8 @@ class DrafterChoice:
         num_drafters = worth.index(max(worth))
         drafters, idle = offers[:num_drafters], offers[num_drafters:]
         tries = self._tries_of(begun, idle, num_drafters)
-        # Plain steps are measured between two trials.
-        was_trial = self._last and self._last.is_trial
-        if not was_trial and not drafters and price.pays(price.utility(HOPED_FOR).mean()):
+        is_due = self._steps_since_trial >= STEPS_BETWEEN_TRIALS
+        if is_due and not drafters and price.pays(price.utility(HOPED_FOR).mean()):
             trial = trial_of(begun, num_missing)
             trying = [offer for offer in offers if offer.number in trial.drafters]
             trial = replace(trial, worth=self._worth_of_trial(trial, trying))
@@ -248,6 +250,7 @@ class DrafterChoice:
                 # If it is in vain, so many steps rest afterwards that a plain one is measured.
                 self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, num_plain_steps(price) // 2
                 self._num_tried, self._tried_gain, self._most_allowed_ms = 0, 0.0, self.allowance_ms
+                self._steps_since_trial = 0
                 return trial
         best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
         self._hold(

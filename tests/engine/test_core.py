@@ -9,6 +9,7 @@ import torch
 from engines import collect, make_core, random_prompts, run
 from transformers import AutoModelForCausalLM
 
+from eagle_rt.engine.build import PROMPT_LENGTHS, warm_up
 from eagle_rt.engine.params import SamplingParams
 
 TREES = [None, (1, 1, 2), (3, 1, 4), (5, 4, 16), (5, 8, 32), (8, 10, 60)]
@@ -141,3 +142,12 @@ def test_prompts_that_cannot_be_served_harm_no_one(target_dir: Path, head_dir: P
     while core.has_work:
         collect(core.step(), outputs)
     assert len(outputs["good"]) == 24
+
+
+def test_warming_up_leaves_nothing_behind(target_dir: Path, head_dir: Path) -> None:
+    """With prompts longer than the context, too."""
+    core = make_core(target_dir, head_dir, (2, 2, 4), context_length=64, max_total_tokens=512)
+    num_pages = core.scheduler.num_available_pages
+    warm_up(core, PROMPT_LENGTHS, num_tokens=1, temperatures=(0.0,))
+    assert core.current_metrics().num_prompt_tokens == 0
+    assert core.scheduler.num_available_pages == num_pages == core.scheduler.limits.num_pages
