@@ -1,6 +1,8 @@
 """Who drafts, and when nobody does."""
 
 from dataclasses import replace
+from itertools import pairwise
+from operator import gt
 
 import numpy as np
 import pytest
@@ -17,9 +19,9 @@ from eagle_rt.speculate.drafters import (
     MOST_STEPS_ALLOWED_FOR,
     NUM_UNASKED,
     NUM_UNASKED_WHERE_CLEAR,
+    STEPS_BETWEEN_TRIALS,
     STEPS_OF_A_TRIAL,
     TRY_SHARE,
-    num_plain_steps,
     trial_of,
 )
 from eagle_rt.speculate.policy import Rests, StepRecord
@@ -211,15 +213,21 @@ def test_a_trial_that_leaves_no_hope_ends_early() -> None:
         assert (choice.num_unasked == 0) == ends
 
 
-def test_between_trials_in_vain_a_plain_step_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though there is time left for tries."""
-    monkeypatch.setattr(drafters, "TRY_SHARE", 1.0)
-    start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
-    nearly = Served(costs(start=start, level=50.0, node=0.1))
-    nearly.choice.allowance_ms = 1e6
-    num_rests = 1 + 1 + 2 * (num_plain_steps(Price(nearly.costs, Pace(), ONE)) // 2)
-    drafts = [bool(step(nearly).drafters) for _ in range(2 * STEPS_OF_A_TRIAL + num_rests)]
-    assert drafts == [True] * STEPS_OF_A_TRIAL + [False] * num_rests + [True] * STEPS_OF_A_TRIAL
+def test_trials_are_some_steps_apart() -> None:
+    """However much time is left for tries."""
+    start = 10.0 * CommonPromises().utility(Price(costs(start=0.0, level=15.0, node=0.1), Pace(), ONE))[0] / 0.9
+    nearly = Served(costs(start=start, level=15.0, node=0.1))
+    drafts = []
+    for _ in range(4 * STEPS_BETWEEN_TRIALS):
+        nearly.choice.allowance_ms = 1e6
+        drafts.append(bool(step(nearly).drafters))
+    trials = [index for index, is_first in enumerate(map(gt, drafts, [False, *drafts])) if is_first]
+    assert trials[0] == 0, "the first need not wait"
+    longest_rest = int(LONGEST_REST_WHERE_NEARLY_MS / 10.0) + 1
+    assert len(trials) > 2
+    for one, following in pairwise(trials):
+        assert drafts[one : one + STEPS_OF_A_TRIAL + 1] == [True] * STEPS_OF_A_TRIAL + [False]
+        assert STEPS_BETWEEN_TRIALS <= following - one - STEPS_OF_A_TRIAL <= STEPS_BETWEEN_TRIALS + longest_rest
 
 
 def test_what_a_trial_seems_to_gain_does_not_pay_for_the_next() -> None:
@@ -246,11 +254,11 @@ def test_a_trial_is_deep_enough() -> None:
     assert not len(plan.expand(level(zeros, zeros + 1, LEVELS_OF_A_LESSON, np.array([0.2, 0.1]))))
     nearly.children[:] = 20.0
     assert plan.expand(level(zeros, zeros - 1, 1, np.array([0.2, 0.6]))).tolist() == [0, 1], "no less than any other draft"
-    nearly.children[:] = 0.0
     two = [
         HostSequence(name, [0] * 64, range(0), 0.0, shape) for name, shape in (("x", TreeShape(1, 2, 3)), ("y", TreeShape(2, 2, 4)))
     ]
-    nearly.choice.num_unasked, nearly.choice.allowance_ms, nearly.choice._last = 0, 1e3, None
+    nearly = Served(nearly.costs)
+    nearly.children[:], nearly.choice.allowance_ms = 0.0, 1e3
     plan = nearly.begin(two, [1, 1])
     assert plan.drafters == [0, 1]
     assert plan.expand(level(np.array([0, 1]), zeros - 1, 1, np.array([0.9, 0.1]))).tolist() == [1], "the other may go no deeper"
