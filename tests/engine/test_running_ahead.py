@@ -14,14 +14,16 @@ from eagle_rt.engine.request import Request
 from eagle_rt.engine.runner import Runner
 
 
-def test_a_step_is_launched_before_the_one_ahead_is_read(target_dir: Path, head_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is launched and read from here on, in order, by the number of the step."""
     log: list[str] = []
     original = StepGraph.launch
 
     def launch(self: StepGraph, requests: Any, *, follows: bool) -> Callable[[], GraphResult]:
         number = sum(entry.startswith("launch") for entry in log)
-        log.append(f"launch {number}{' from where the last left off' if follows else ''}")
         read = original(self, requests, follows=follows)
+        log.append(f"launch {number}{' from where the last left off' if follows else ''}")
 
         def logged() -> GraphResult:
             log.append(f"read {number}")
@@ -29,12 +31,17 @@ def test_a_step_is_launched_before_the_one_ahead_is_read(target_dir: Path, head_
 
         return logged
 
-    core = make_captured(target_dir, head_dir, (2, 2, 4), (1,))
     monkeypatch.setattr(StepGraph, "launch", launch)
+    return log
+
+
+def test_a_step_is_launched_before_the_one_ahead_is_read(target_dir: Path, head_dir: Path, launches: list[str]) -> None:
+    core = make_captured(target_dir, head_dir, (2, 2, 4), (1,))
+    launches.clear()
     run(core, random_prompts(1, seed=3), SETTINGS[:1])
     ahead = " from where the last left off"
-    assert log[:5] == ["launch 0", "launch 1" + ahead, "read 0", "launch 2" + ahead, "read 1"]
-    assert sum(entry.startswith("read") for entry in log) == sum(entry.startswith("launch") for entry in log)
+    assert launches[:5] == ["launch 0", "launch 1" + ahead, "read 0", "launch 2" + ahead, "read 1"]
+    assert sum(entry.startswith("read") for entry in launches) == sum(entry.startswith("launch") for entry in launches)
 
 
 def test_leaving_and_arriving_while_a_step_runs(target_dir: Path, head_dir: Path) -> None:
@@ -98,31 +105,22 @@ def test_others_go_on_where_someone_has_left(
     assert core.scheduler.num_available_pages == limits.num_pages
 
 
-def test_prompts_are_read_while_a_captured_step_runs(target_dir: Path, head_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    launch, prefill = StepGraph.launch, Runner.start_prefill
-
-    def noted_launch(self: StepGraph, *args: Any, **kwargs: Any) -> Callable[[], GraphResult]:
-        read = launch(self, *args, **kwargs)
-        order.append("launch")
-
-        def noted_read() -> GraphResult:
-            order.append("read")
-            return read()
-
-        return noted_read
+def test_prompts_are_read_while_a_captured_step_runs(
+    target_dir: Path, head_dir: Path, launches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill = Runner.start_prefill
 
     def noted_prefill(self: Runner, *args: Any) -> Callable[[], list[int]]:
-        order.append("prefill")
+        launches.append("prefill")
         return prefill(self, *args)
 
     core = make_captured(target_dir, head_dir, (2, 2, 4), (2,))
     core.submit("first", [1, 2, 3], SETTINGS[0])
     for _ in range(2):
         core.step()
-    monkeypatch.setattr(StepGraph, "launch", noted_launch)
+    launches.clear()
     monkeypatch.setattr(Runner, "start_prefill", noted_prefill)
     core.submit("second", [4, 5, 6, 7], SETTINGS[0])
-    while "prefill" not in order:
+    while "prefill" not in launches:
         core.step()
-    assert order[-3:] == ["launch", "prefill", "read"]
+    assert [entry.split()[0] for entry in launches[-3:]] == ["launch", "prefill", "read"]

@@ -22,6 +22,7 @@ from eagle_rt.speculate.drafters import (
     STEPS_BETWEEN_TRIALS,
     STEPS_OF_A_TRIAL,
     TRY_SHARE,
+    num_plain_steps,
     trial_of,
 )
 from eagle_rt.speculate.policy import Rests, StepRecord
@@ -214,19 +215,22 @@ def test_a_trial_that_leaves_no_hope_ends_early() -> None:
 
 
 def test_trials_are_some_steps_apart() -> None:
-    """However much time is left for tries."""
+    """However much time is left for tries; and after one in vain nobody is asked until a plain step has been measured."""
     start = 10.0 * CommonPromises().utility(Price(costs(start=0.0, level=15.0, node=0.1), Pace(), ONE))[0] / 0.9
     nearly = Served(costs(start=start, level=15.0, node=0.1))
-    drafts = []
+    drafts, unasked = [], []
     for _ in range(4 * STEPS_BETWEEN_TRIALS):
         nearly.choice.allowance_ms = 1e6
         drafts.append(bool(step(nearly).drafters))
+        unasked.append(nearly.choice.num_unasked)
     trials = [index for index, is_first in enumerate(map(gt, drafts, [False, *drafts])) if is_first]
     assert trials[0] == 0, "the first need not wait"
     longest_rest = int(LONGEST_REST_WHERE_NEARLY_MS / 10.0) + 1
     assert len(trials) > 2
+    num_rests = 1 + 2 * (num_plain_steps(Price(nearly.costs, Pace(), ONE)) // 2)
     for one, following in pairwise(trials):
         assert drafts[one : one + STEPS_OF_A_TRIAL + 1] == [True] * STEPS_OF_A_TRIAL + [False]
+        assert unasked[one + STEPS_OF_A_TRIAL] == num_rests
         assert STEPS_BETWEEN_TRIALS <= following - one - STEPS_OF_A_TRIAL <= STEPS_BETWEEN_TRIALS + longest_rest
 
 
