@@ -33,7 +33,7 @@ NO_PLACES, NO_CHANCES = np.zeros(0, dtype=np.int64), np.zeros(0)
 CORRECTION_STEP, CORRECTION_DECAY, MAX_CORRECTION = 0.15, 0.98, 2.0
 # What the first drafts take, for whose numbers of rows code is still generated, says nothing of later ones.
 NUM_UNSETTLED = 16
-# A step of a trial loses no more than so many plain ones last: machines stand still now and then.
+# But for what heads read a step of a trial loses no more than so many plain ones last: machines stand still now and then.
 MOST_LOST = 4.0
 # Where more of a step than this goes into rows that the head had missed, nothing is learned of what steps take.
 MOST_READING = 0.15
@@ -104,7 +104,7 @@ class AdaptivePlan:
         self.drafters = decision.drafters
         policy.num_drafted_steps += 1
         is_due = policy.num_drafted_steps <= NUM_FIRST_LESSONS or policy.num_drafted_steps % STEPS_A_LESSON == 0
-        is_due |= abs(decision.price.beyond) > SURPRISING
+        is_due |= bool(abs(decision.price.beyond) > SURPRISING)
         self.teaches = is_due or decision.is_trial or any(self._members.histories[index].num_idle for index in self.drafters)
 
     def expand(self, newest: Candidates) -> Ints:
@@ -157,8 +157,8 @@ class AdaptivePlan:
         policy.choice.allow_tries(total_ms)
         if self._decision.is_trial:
             gain = record.num_gained - batch_size * (total_ms - reading_ms) / plain_ms
-            lost_ms = total_ms - plain_ms * record.num_gained / batch_size
-            policy.choice.add_trial(gain, len(self.drafters), min(lost_ms, MOST_LOST * plain_ms))
+            lost_ms = min(MOST_LOST * plain_ms, total_ms - reading_ms - plain_ms * record.num_gained / batch_size)
+            policy.choice.add_trial(gain, len(self.drafters), lost_ms + reading_ms + record.teaching_ms)
         if self.teaches:
             self._learn_children(record.candidates)
             self._learn_promises(record)

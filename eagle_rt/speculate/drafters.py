@@ -17,17 +17,17 @@ from eagle_rt.speculate.prices import Price, PriceBook, Stay
 from eagle_rt.speculate.promises import HOPED_FOR, utilities_at
 from eagle_rt.speculate.sequences import HostSequence
 
-# After a step in which nothing was worth drafting some go without asking: the more, the longer that lasts, but only a few where
-# drafts would have been worth it at such a share of their price: so many milliseconds at most. Where steps are short, asking takes
-# a third of one; and a trial is paid for only every so often, before which asking hardly ever changes anything.
-HOPELESS, LONGEST_REST_MS, LONGEST_REST_WHERE_NEARLY_MS = 0.8, 250.0, 100.0
+# After a step in which nothing was worth drafting some go without asking: the more, the longer that lasts, up to so many
+# milliseconds. Where steps are short, asking takes a third of one; and a trial is paid for only every so often, before which asking
+# hardly ever changes anything.
+LONGEST_REST_MS = 250.0
 # Where somebody has left they are shorter by so many times, since another may come for whom drafts pay.
 SHORTER_RESTS = 4
 # After one in which all drafted some do so without asking, more where that was worth so many times its price.
 NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 5, 11, 1.25
 # Tries of sequences that do not draft, and trials where none does: their share of the time, saved up for so many steps. More would
 # find new texts sooner, and cost more where nothing pays.
-TRY_SHARE, MOST_STEPS_ALLOWED_FOR = 0.01, 1024
+TRY_SHARE, MOST_STEPS_ALLOWED_FOR = 0.0075, 1024
 # How long a trial is, if what it comes to leaves hope; how many draft in it, for whom heads have the least to read; and how deep
 # its drafts are at least, and all from which is learned. From one to the next there are so many steps: else what a long rest has
 # saved up would be spent in one go where drafts nearly pay.
@@ -42,7 +42,7 @@ GROWING, UNREAD_ROWS = 0.25, 32
 # than was believed by such a share, a logarithm, they come again at once, and soon after that. And each time half a tree follows.
 PLAIN_SHARE, A_SURPRISE = 0.005, 0.15
 LEAST_BETWEEN, FIRST_MOST_BETWEEN, MOST_BETWEEN = 16, 64, 256
-# What a plain step takes was believed so wrongly, a logarithm too, that prices are worked out anew.
+# What a plain step takes was believed so wrongly, a logarithm too, that prices are worked out anew, and decisions made.
 MUCH_WRONG = 0.05
 
 
@@ -187,6 +187,7 @@ class DrafterChoice:
         self._drafted[key] = 0, 0 if surprise > A_SURPRISE else max(LEAST_BETWEEN, most)
         if surprise > MUCH_WRONG:
             self._prices.forget(conditions)
+            self.num_unasked = 0
 
     def add_trial(self, gain: float, num_drafts: int, lost_ms: float) -> None:
         """A step of one, with so many drafts, gained so many tokens more than plain decoding would have in its time, but for what
@@ -202,7 +203,8 @@ class DrafterChoice:
         self.stay.add_end()
         last = self._last
         if not (last and last.is_trial) and self.unknown_may_draft != bool(last and last.drafters):
-            self.num_unasked, self.num_rested = 0, self.num_rested // SHORTER_RESTS
+            self.num_rested //= SHORTER_RESTS
+            self.num_unasked = min(self.num_unasked, self.num_rested)
 
     def _is_growing(self, members: Members, num_missing: Sequence[int]) -> bool:
         before, self._known = self._known, {sequence_id for sequence_id, _ in members.key}
@@ -252,11 +254,9 @@ class DrafterChoice:
                 self._num_tried, self._tried_gain, self._most_allowed_ms = 0, 0.0, self.allowance_ms
                 self._steps_since_trial = 0
                 return trial
-        best = num_drafters or 1 + worth[1:].index(max(worth[1:]))
         self._hold(
             are_any=bool(drafters or tries),
             are_all=num_drafters == len(begun.members),
-            is_hopeless=not drafters and gains[best] <= HOPELESS * price.starts[best],
             is_clear=gains[-1] > CLEARLY_WORTH_IT * price.starts[-1],
             plain_ms=price.plain_ms,
         )
@@ -300,10 +300,9 @@ class DrafterChoice:
         reading = sum(offer.reading for offer in offers)
         return (reading + STEPS_OF_A_TRIAL * max(0.0, -trial.worth)) / trial.price.rate <= self.allowance_ms
 
-    def _hold(self, *, are_any: bool, are_all: bool, is_hopeless: bool, is_clear: bool, plain_ms: float) -> None:
+    def _hold(self, *, are_any: bool, are_all: bool, is_clear: bool, plain_ms: float) -> None:
         """For how many steps nobody is asked. are_all: all draft, and none as a try; plain_ms: of a step without drafts."""
-        longest_ms = LONGEST_REST_MS if is_hopeless else LONGEST_REST_WHERE_NEARLY_MS
-        self.num_rested = 0 if are_any else min(max(1, int(longest_ms / plain_ms)), 1 + 2 * self.num_rested)
+        self.num_rested = 0 if are_any else min(max(1, int(LONGEST_REST_MS / plain_ms)), 1 + 2 * self.num_rested)
         self.num_unasked = self.num_rested
         if are_all:
             self.num_unasked = NUM_UNASKED_WHERE_CLEAR if is_clear else NUM_UNASKED

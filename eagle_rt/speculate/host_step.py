@@ -125,9 +125,9 @@ class HostStepper:
         # After steps without drafts and after those with some; and which of them the last one was.
         self._pauses, self._has_drafted = (Pauses(), Pauses()), False
         self._rests: deque[tuple[int, float]] = deque(maxlen=MOST_RESTS)  # those of which the policy has not been told
-        # Of steps with drafts, without lessons: those are few, but for the first steps and trials, which would make drafts look
-        # dearer than they are. Where nothing drafts for long nothing is chosen.
-        self._choosing = Choosing()
+        # Of steps with drafts, without lessons and with them: those are few, but for the first steps and trials, and would make
+        # drafts look dearer than they are. Where nothing drafts for long nothing is chosen.
+        self._choosing = Choosing(), Choosing()
         self._most_waiting = MOST_WAITING_BYTES // (self.feature_size * target.embedding.dtype.itemsize)
 
     def step(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
@@ -180,10 +180,9 @@ class HostStepper:
         paths, tokens = trees.walk(choose) if length is None else simulated_paths(trees, choose, length)
         mark("verify")
         self._keep(sequences, trees, paths, features)
-        verify_ms = 1000 * (time.perf_counter() - draft.end) + self._choosing.ms
+        verify_ms = 1000 * (time.perf_counter() - draft.end) + self._choosing[False].ms
         learning_ms = self._learn(plan, draft, kept, trees, paths, verify_ms)
-        if not plan.teaches:
-            self._choosing.add(asking_ms + learning_ms)
+        self._choosing[plan.teaches].add(asking_ms + learning_ms)
         num_drafted = [stop - first - 1 for first, stop in zip(trees.starts, trees.starts[1:], strict=False)]
         return HostOutcome(tokens, num_drafted, draft.is_broken.tolist(), has_read=True)
 
@@ -259,7 +258,8 @@ class HostStepper:
             return is_accepted[trees.rows_of_chosen]
 
         between_ms = self._between_ms(has_drafted=True)
-        plan.learn(StepRecord(draft.candidates, kept, labels, sum(map(len, paths)), parts, between_ms))
+        teaching_ms = max(0.0, self._choosing[True].ms - self._choosing[False].ms)
+        plan.learn(StepRecord(draft.candidates, kept, labels, sum(map(len, paths)), parts, between_ms, teaching_ms))
         return 1000 * (time.perf_counter() - start)
 
     def _between_ms(self, *, has_drafted: bool) -> float:
