@@ -199,7 +199,7 @@ class DrafterChoice:
             self.num_unasked = 0
 
     def forget(self) -> None:
-        """One has left, another may take its place."""
+        """One has left, another may take its place: drafts of all, before which nothing rested, end, and rests become shorter."""
         self.stay.add_end()
         last = self._last
         if not (last and last.is_trial) and self.unknown_may_draft != bool(last and last.drafters):

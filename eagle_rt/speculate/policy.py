@@ -54,9 +54,9 @@ class Rests:
         """Of what a plain step takes among others, if that is believed to be about step_ms: of the first ones nothing, and of short
         ones the median of some in a row, since one in twenty of these takes a third longer."""
         cold = num_cold(step_ms)
-        size_of_group, latest = cold + 1, self.steps[cold:]
-        groups = [latest[first : first + size_of_group] for first in range(0, len(latest), size_of_group)]
-        typical = [sorted(group, key=itemgetter(1))[(len(group) - 1) // 2] for group in groups]
+        starts = range(cold, len(self.steps), cold + 1)
+        groups = [sorted(self.steps[start : start + cold + 1], key=itemgetter(1)) for start in starts]
+        typical = [group[(len(group) - 1) // 2] for group in groups]
         return [Observation("verify", size, size, ms) for size, ms in typical]
 
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 from engines import make_core, random_prompts, run
+from step_costs import costs
 
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.params import SamplingParams, SpeculativeParams
 from eagle_rt.speculate import drafters, head_rows, host_step
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
-from eagle_rt.speculate.costs import PartCost, StepCosts
+from eagle_rt.speculate.costs import StepCosts
 from eagle_rt.speculate.forest import Candidates, Ints
 from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord, best_of_each, bounds_of, can_grow
 from eagle_rt.speculate.sequences import HostSequence
@@ -73,17 +74,6 @@ def with_policy(core: EngineCore, policy: FixedPolicy | AdaptivePolicy) -> Engin
     assert core.runner.host_stepper
     core.runner.host_stepper.policy = policy
     return core
-
-
-def costs(start: float, level: float, node: float, plain: float = 10.0) -> StepCosts:
-    """Milliseconds of a first level, of a further one, and of each node verified."""
-    return StepCosts(
-        {
-            "start": PartCost([1.0, 2.0], [start, start + 0.001], 0.0),
-            "level": PartCost([1.0, 2.0], [level, level + 0.001], 0.0),
-            "verify": PartCost([1.0, 101.0], [plain, plain + 100 * node], 0.0),
-        }
-    )
 
 
 def adaptive(step_costs: StepCosts, max_batch_size: int | None = None) -> AdaptivePolicy:
@@ -326,31 +316,3 @@ def test_extreme_temperatures(target_dir: Path, head_dir: Path, temperature: flo
     plain = run(make_core(target_dir), prompts, settings)
     for tree in ("fixed", "adaptive"):
         assert run(make_core(target_dir, head_dir, TREE, speculative_tree=tree), prompts, settings) == plain
-
-
-def test_a_pause_between_steps_is_what_a_short_one_takes() -> None:
-    """In others nothing was asked for; and those in which prompts are read do not count."""
-    now, pauses = 100.0, host_step.Pauses()
-    pauses.end(now)
-    assert pauses.ms == 0.0, "none was before the first step"
-    for number in range(40):
-        pauses.begin(now)
-        now += 0.004 if number < 20 else 0.002 if number % 2 else 1.0
-        pauses.end(now)
-        assert pauses.ms == pytest.approx(4.0 if number < 29 else 2.0)
-        pauses.begin(now)
-        now += 0.5
-        pauses.skip()
-        pauses.end(now)
-
-
-def test_what_choosing_takes_is_a_mean_of_many_steps() -> None:
-    """Some ask and learn much, most do not."""
-    choosing = host_step.Choosing()
-    assert choosing.ms == 0.0
-    choosing.add(0.3)
-    choosing.add(0.1)
-    assert choosing.ms == pytest.approx(0.2)
-    for number in range(600):
-        choosing.add(0.0 if number % 6 else 0.6)
-    assert choosing.ms == pytest.approx(0.1, rel=0.1)
