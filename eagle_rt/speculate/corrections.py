@@ -7,9 +7,11 @@ import numpy as np
 from eagle_rt.speculate.compiled_costs import NUM_PLACES, NUM_SINGLE_PLACES, learn_difference, place_of
 
 # Means remember some 1 / (1 - memory) measurements, few of how fast the machine is and more of what conditions differ by, and are
-# held to what they begin at by so many. One measurement counts as no farther from what was expected than LARGEST_SURPRISE, a
+# held to what they begin at by so many. How fast the machine is changes within a second, for all parts alike: longer measurements
+# than so many milliseconds count for as many more. One counts as no farther from what was expected than LARGEST_SURPRISE, a
 # logarithm, since the machine stands still now and then.
 MACHINE_MEMORY, CONDITIONS_MEMORY, HELD_BY, LARGEST_SURPRISE = 0.9, 0.98, 4.0, math.log(1.5)
+LONG_MS = 10.0
 # What numbers of rows differ by, in logs: how much, before anything is known; how alike that is of numbers one of which is twice
 # the other, as a share, and of nearer ones the more; and how far off single measurements are.
 DEVIATION, ALIKE, NOISE = 0.15, math.exp(-1.0), 0.1
@@ -28,9 +30,9 @@ class Moving:
     def __init__(self, begin: float, memory: float) -> None:
         self.mean, self._memory, self._weight = begin, memory, HELD_BY
 
-    def move(self, surprise: float) -> float:
-        """By its share of what was not expected; what is left."""
-        self._weight = self._memory * self._weight + 1.0
+    def move(self, surprise: float, count: float = 1.0) -> float:
+        """By its share of what was not expected, since when there might have been so many measurements; what is left."""
+        self._weight = self._memory**count * self._weight + 1.0
         self.mean += surprise / self._weight
         return surprise - surprise / self._weight
 
@@ -70,11 +72,12 @@ class Correction:
         """What holds for all numbers of rows."""
         return self._machine.mean + self.own.mean
 
-    def move(self, num_rows: int, ratio: float, ms: float) -> None:
-        """Something took `ms`, so many times as long as was predicted."""
+    def move(self, num_rows: int, expected_ms: float, ms: float) -> None:
+        """Something that the table says takes `expected_ms` took `ms`."""
         place = round(place_of(num_rows))
-        surprise = math.log(max(ratio, 1e-9)) - self.of_all_rows - float(self.differences[place])
-        left = self.own.move(self._machine.move(min(LARGEST_SURPRISE, max(-LARGEST_SURPRISE, surprise))))
+        believed_ms = expected_ms * math.exp(self.of_all_rows + float(self.differences[place]))
+        surprise = min(LARGEST_SURPRISE, max(-LARGEST_SURPRISE, math.log(max(ms / believed_ms, 1e-9))))
+        left = self.own.move(self._machine.move(surprise, max(1.0, believed_ms / LONG_MS)))
         self._machine.clock_ms += ms
         faded = 1.0 - math.exp((self._last_ms - self._machine.clock_ms) / FADE_MS)
         learn_difference(self.differences, self._covariance, AT_FIRST, place, left, faded, NOISE**2)

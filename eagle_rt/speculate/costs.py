@@ -100,7 +100,7 @@ class PartCost:
             expected = float(self._ms(observation.batch_size, observation.num_rows, 0.0, NO_DIFFERENCES))
             self._known[size] = self.tiles.filled_up(observation.num_rows), max(1e-6, expected)
         num_rows, expected = self._known[size]
-        correction.move(num_rows, observation.ms / expected, observation.ms)
+        correction.move(num_rows, expected, observation.ms)
 
     def _nearest(self, conditions: Conditions) -> Correction | None:
         """That of the most similar conditions that were met. What drawing tokens adds says nothing about greedy steps."""

@@ -200,8 +200,19 @@ def test_what_was_not_measured_lately_goes_along_with_its_neighbours() -> None:
     few, between, many = cost.ms(4, np.array([4.0, 8.0, 12.0]), when(4)) / [20.0 * true_ms(4, rows) for rows in (4, 8, 12)]
     assert (few, many) == (pytest.approx(0.7, rel=0.03), pytest.approx(1.0, rel=0.03))
     assert 0.8 < between < 0.93
-    measure(3, {8: 0.72, 12: 1.0})
+    measure(4, {8: 0.72, 12: 1.0})
     assert float(cost.ms(4, 8, when(4))) == pytest.approx(20.0 * 0.72 * true_ms(4, 8), rel=0.06), "a few are enough then"
+
+
+def test_a_machine_that_is_slow_for_a_second_is_slow_for_all_numbers_of_rows() -> None:
+    """Where long plain steps are all that is seen drafts must not look cheap for it."""
+    cost = fitted_cost([replace(point, ms=20.0 * point.ms) for point in measured("verify")])
+    before = cost.ms(4, np.array([4.0, 64.0]), when(4))
+    for ratio in [1.0] * 40 + [1.25] * 4:
+        cost.correct(Observation("verify", 4, 4, ratio * before[0]), when(4))
+    plain, tree = cost.ms(4, np.array([4.0, 64.0]), when(4)) / before
+    assert plain == pytest.approx(1.25, rel=0.02)
+    assert tree / plain > 0.95
 
 
 def test_one_outlier_moves_it_little() -> None:
