@@ -8,6 +8,8 @@ from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.forest import Candidates
 from eagle_rt.speculate.policy import RESTING, DraftPlan, Rests
+from eagle_rt.speculate.prices import Pace, Price
+from eagle_rt.speculate.promises import CommonPromises
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape
 
@@ -31,6 +33,11 @@ class Served(AdaptivePolicy):
         if not plan.drafters:
             self.rested.append((len(sequences), plain_ms))
         return plan
+
+
+def start_that_nearly_pays(step_costs: StepCosts) -> float:
+    """Milliseconds of a first level for which drafts at these costs would come to 0.9 of what they take."""
+    return 10.0 * CommonPromises().utility(Price(step_costs, Pace(), ONE))[0] / 0.9
 
 
 def step(adaptive: Served, name: str = "a", plain_ms: float = 10.0) -> DraftPlan:

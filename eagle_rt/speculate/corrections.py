@@ -8,9 +8,9 @@ from eagle_rt.speculate.compiled_costs import NUM_PLACES, NUM_SINGLE_PLACES, lea
 
 # Means remember some 1 / (1 - memory) measurements, few of how fast the machine is and more of what conditions differ by, and are
 # held to what they begin at by so many. How fast the machine is changes within a second, for all parts alike: longer measurements
-# than so many milliseconds count for as many more. One counts as no farther from what was expected than LARGEST_SURPRISE, a
-# logarithm, since the machine stands still now and then.
-MACHINE_MEMORY, CONDITIONS_MEMORY, HELD_BY, LARGEST_SURPRISE = 0.9, 0.98, 4.0, math.log(1.5)
+# than so many milliseconds count for as many more. One counts as no farther from what was expected than LARGEST_RATIO, since the
+# machine stands still now and then.
+MACHINE_MEMORY, CONDITIONS_MEMORY, HELD_BY, LARGEST_RATIO = 0.9, 0.98, 4.0, 1.5
 LONG_MS = 10.0
 # What numbers of rows differ by, in logs: how much, before anything is known; how alike that is of numbers one of which is twice
 # the other, as a share, and of nearer ones the more; and how far off single measurements are.
@@ -76,7 +76,7 @@ class Correction:
         """Something that the table says takes `expected_ms` took `ms`."""
         place = round(place_of(num_rows))
         believed_ms = expected_ms * math.exp(self.of_all_rows + float(self.differences[place]))
-        surprise = min(LARGEST_SURPRISE, max(-LARGEST_SURPRISE, math.log(max(ms / believed_ms, 1e-9))))
+        surprise = math.log(min(LARGEST_RATIO, max(1.0 / LARGEST_RATIO, ms / believed_ms)))
         left = self.own.move(self._machine.move(surprise, max(1.0, believed_ms / LONG_MS)))
         self._machine.clock_ms += ms
         faded = 1.0 - math.exp((self._last_ms - self._machine.clock_ms) / FADE_MS)

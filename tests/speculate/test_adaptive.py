@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from served import FREE, ONE, Served, begun, level, step
+from served import FREE, ONE, Served, begun, level, start_that_nearly_pays, step
 from step_costs import costs, no_candidates
 
 from eagle_rt.speculate.adaptive import NUM_FIRST_LESSONS, NUM_UNSETTLED, AdaptivePlan
@@ -11,12 +11,12 @@ from eagle_rt.speculate.costs import Conditions, Observation
 from eagle_rt.speculate.drafters import LEVELS_OF_A_LESSON
 from eagle_rt.speculate.policy import Rests, StepRecord
 from eagle_rt.speculate.prices import BEYOND_HELD_BY, IDLE_MS, Pace, Price, RecentSteps
-from eagle_rt.speculate.promises import FIRST_PROMISES, CommonPromises
+from eagle_rt.speculate.promises import FIRST_PROMISES
 
 
 def test_trials_say_too_what_drafts_gain_beyond_their_promise() -> None:
     """Those that are made because drafts promise much would say that all gain less than they promise."""
-    start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
+    start = start_that_nearly_pays(FREE)
     nearly = Served(costs(start=start, level=50.0, node=0.1))
     nearly.num_drafted_steps, nearly.choice.allowance_ms = NUM_UNSETTLED, 1e3
     price, plan = nearly.prices.at(ONE), step(nearly)

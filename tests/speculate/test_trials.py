@@ -6,7 +6,7 @@ from operator import gt
 
 import numpy as np
 import pytest
-from served import FREE, ONE, Served, level, step
+from served import FREE, ONE, Served, level, start_that_nearly_pays, step
 from step_costs import costs, no_candidates
 
 from eagle_rt.speculate.adaptive import MOST_LOST
@@ -24,7 +24,7 @@ from eagle_rt.speculate.drafters import (
 )
 from eagle_rt.speculate.policy import StepRecord
 from eagle_rt.speculate.prices import Pace, Price
-from eagle_rt.speculate.promises import FIRST_PROMISES, CommonPromises
+from eagle_rt.speculate.promises import FIRST_PROMISES
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape
 
@@ -45,7 +45,7 @@ def test_few_draft_in_a_trial_and_the_same_ones_in_all_of_it() -> None:
 def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
     """Where an allowance is enough for what that is expected to lose; what it comes to is spent from it. Where not even good drafts
     would pay none do."""
-    start = 10.0 * CommonPromises().utility(Price(costs(start=0.0, level=13.0, node=0.1), Pace(), ONE))[0] / 0.9
+    start = start_that_nearly_pays(costs(start=0.0, level=13.0, node=0.1))
     nearly = Served(costs(start=start, level=13.0, node=0.1))
     while not nearly.choice.num_unasked:
         assert not step(nearly).drafters
@@ -74,7 +74,7 @@ def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
 
 
 def test_a_standstill_in_a_trial_is_not_all_paid_for_but_what_heads_read_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
+    start = start_that_nearly_pays(FREE)
     served = Served(StepCosts({**FREE.parts, "start": PartCost([1.0, 8.0, 108.0], [start, start + 1e-6, start + 100.0], 0.0)}))
     served.choice.allowance_ms = 1e6
     plan, paid = step(served), []
@@ -100,7 +100,7 @@ def test_a_trial_that_leaves_no_hope_ends_early() -> None:
 
 def test_trials_are_some_steps_apart() -> None:
     """However much time is left for tries; and after one in vain nobody is asked until a plain step has been measured."""
-    start = 10.0 * CommonPromises().utility(Price(costs(start=0.0, level=15.0, node=0.1), Pace(), ONE))[0] / 0.9
+    start = start_that_nearly_pays(costs(start=0.0, level=15.0, node=0.1))
     nearly = Served(costs(start=start, level=15.0, node=0.1))
     drafts, unasked = [], []
     for _ in range(4 * STEPS_BETWEEN_TRIALS):
@@ -119,7 +119,7 @@ def test_trials_are_some_steps_apart() -> None:
 
 
 def test_what_a_trial_seems_to_gain_does_not_pay_for_the_next() -> None:
-    start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
+    start = start_that_nearly_pays(FREE)
     nearly = Served(costs(start=start, level=50.0, node=0.1))
     choice = nearly.choice
     choice.allowance_ms = 1000.0
@@ -131,7 +131,7 @@ def test_what_a_trial_seems_to_gain_does_not_pay_for_the_next() -> None:
 
 def test_a_trial_is_deep_enough() -> None:
     """Whatever children gained in other texts."""
-    start = 10.0 * CommonPromises().utility(Price(FREE, Pace(), ONE))[0] / 0.9
+    start = start_that_nearly_pays(FREE)
     nearly = Served(costs(start=start, level=50.0, node=0.1))
     nearly.children[:] = 0.0
     nearly.choice.allowance_ms = 1e3
