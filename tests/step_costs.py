@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from eagle_rt.speculate.costs import PartCost, StepCosts
+from eagle_rt.speculate.costs import Observation, PartCost, StepCosts
 from eagle_rt.speculate.forest import Candidates
+from eagle_rt.speculate.policy import StepRecord
 
 
 def costs(start: float, level: float, node: float) -> StepCosts:
@@ -15,3 +16,9 @@ def costs(start: float, level: float, node: float) -> StepCosts:
 def no_candidates() -> Candidates:
     ints, floats = np.zeros(0, dtype=np.int64), np.zeros(0)
     return Candidates(ints, ints, ints, ints, floats, floats, floats)
+
+
+def without_nodes(num_gained: int, parts: list[Observation], *, between_ms: float = 0.0, teaching_ms: float = 0.0) -> StepRecord:
+    """A step that drafted, of whose nodes nothing shall be learned, only of what it gained and took."""
+    kept = np.zeros(0, dtype=np.int64)
+    return StepRecord(no_candidates(), kept, lambda: np.zeros(0), num_gained, parts, between_ms, teaching_ms)

@@ -45,27 +45,41 @@ class Machine(Moving):
         self.clock_ms = 0.0
 
 
+class RowDifferences:
+    """What numbers of rows differ by from what holds for all of them, in logs, of one part and batches of about one size, whatever
+    their context.
+
+    Timing is noisy, and what one more row costs is a small difference of such ratios. So this is a Gaussian process, followed by a
+    Kalman filter: a measurement tells of near numbers as well, the more the longer these were not measured themselves.
+
+    means: [NUM_PLACES] see `compiled_costs.place_of`. nearest: as which they begin.
+    """
+
+    def __init__(self, machine: Machine, nearest: "RowDifferences | None" = None) -> None:
+        self.means, self._covariance = np.zeros(NUM_PLACES), AT_FIRST.copy()
+        if nearest:
+            self.means[:] = nearest.means
+            self._covariance += HANDED_ON * (nearest._covariance - AT_FIRST)
+        self._machine, self._last_ms = machine, machine.clock_ms
+
+    def learn(self, place: int, surprise: float) -> None:
+        """At a place it was so much more than its mean."""
+        faded = 1.0 - math.exp((self._last_ms - self._machine.clock_ms) / FADE_MS)
+        learn_difference(self.means, self._covariance, AT_FIRST, place, surprise, faded, NOISE**2)
+        self._last_ms = self._machine.clock_ms
+
+
 class Correction:
     """The ratio of measured to predicted for a part under some conditions, in logs: that of the machine, which is the same for all
     parts and conditions; what these conditions differ from it; and what numbers of rows differ from that.
 
     Machines are faster and slower from one minute to the next, whatever is done: that must not make look cheap, or dear, what was
-    measured last before. Timing is noisy, and what one more row costs is a small difference of such ratios. So what numbers of rows
-    differ by is a Gaussian process, followed by a Kalman filter: a measurement tells of near numbers as well, the more the longer
-    these were not measured themselves.
-
-    size: of batches, see `Conditions`. nearest: that of the most similar conditions so far, as which it begins. What numbers of
-    rows differ by there is believed of batches of the same size only, since in others so many rows are more of a tree, or less.
-    differences: [NUM_PLACES] see `compiled_costs.place_of`.
+    measured last before. nearest: that of the most similar conditions so far, as which it begins.
     """
 
-    def __init__(self, machine: Machine, size: int, nearest: "Correction | None") -> None:
-        self.size, self.own = size, Moving(nearest.own.mean if nearest else 0.0, CONDITIONS_MEMORY)
-        self.differences, self._covariance = np.zeros(NUM_PLACES), AT_FIRST.copy()
-        if nearest and nearest.size == size:
-            self.differences[:] = nearest.differences
-            self._covariance += HANDED_ON * (nearest._covariance - AT_FIRST)
-        self._machine, self._last_ms = machine, machine.clock_ms
+    def __init__(self, machine: Machine, rows: RowDifferences, nearest: "Correction | None") -> None:
+        self.rows, self.own = rows, Moving(nearest.own.mean if nearest else 0.0, CONDITIONS_MEMORY)
+        self._machine = machine
 
     @property
     def of_all_rows(self) -> float:
@@ -75,10 +89,8 @@ class Correction:
     def move(self, num_rows: int, expected_ms: float, ms: float) -> None:
         """Something that the table says takes `expected_ms` took `ms`."""
         place = round(place_of(num_rows))
-        believed_ms = expected_ms * math.exp(self.of_all_rows + float(self.differences[place]))
+        believed_ms = expected_ms * math.exp(self.of_all_rows + float(self.rows.means[place]))
         surprise = math.log(min(LARGEST_RATIO, max(1.0 / LARGEST_RATIO, ms / believed_ms)))
         left = self.own.move(self._machine.move(surprise, max(1.0, believed_ms / LONG_MS)))
         self._machine.clock_ms += ms
-        faded = 1.0 - math.exp((self._last_ms - self._machine.clock_ms) / FADE_MS)
-        learn_difference(self.differences, self._covariance, AT_FIRST, place, left, faded, NOISE**2)
-        self._last_ms = self._machine.clock_ms
+        self.rows.learn(place, left)

@@ -10,7 +10,7 @@ import numpy as np
 
 from eagle_rt.kernels.packed_linear import NO_TILES, RowTiles
 from eagle_rt.speculate.compiled_costs import part_ms
-from eagle_rt.speculate.corrections import NO_DIFFERENCES, Correction, Machine
+from eagle_rt.speculate.corrections import NO_DIFFERENCES, Correction, Machine, RowDifferences
 from eagle_rt.speculate.forest import Floats, Ints
 
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
@@ -71,6 +71,7 @@ class PartCost:
     per_sequence: float
     tiles: RowTiles = NO_TILES
     corrections: dict[tuple[int, int, bool], Correction] = field(default_factory=dict)
+    row_differences: dict[tuple[int, bool], RowDifferences] = field(default_factory=dict, repr=False, compare=False)
     machine: Machine = field(default_factory=Machine, repr=False, compare=False)
     # Of single sizes: rows filled up, and uncorrected milliseconds.
     _known: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -78,7 +79,7 @@ class PartCost:
     def ms(self, num_sequences: Ints | int, num_rows: Floats | float, conditions: Conditions) -> Floats:
         """Of a part with so many sequences and rows, in a step of these conditions."""
         correction = self.corrections.get(conditions.bucket) or self._nearest(conditions)
-        corrected = (correction.of_all_rows, correction.differences) if correction else (0.0, NO_DIFFERENCES)
+        corrected = (correction.of_all_rows, correction.rows.means) if correction else (0.0, NO_DIFFERENCES)
         return self._ms(num_sequences, num_rows, *corrected)
 
     def _ms(self, num_sequences: Ints | int, num_rows: Floats | float, correction: float, differences: Floats) -> Floats:
@@ -91,7 +92,7 @@ class PartCost:
         """Move the ratio for these conditions and rows towards what was measured."""
         correction = self.corrections.get(conditions.bucket)
         if correction is None:
-            correction = Correction(self.machine, conditions.size, self._nearest(conditions))
+            correction = Correction(self.machine, self._rows_of(conditions), self._nearest(conditions))
             self.corrections[conditions.bucket] = correction
         size = observation.batch_size, observation.num_rows
         if len(self._known) == MOST_KNOWN:
@@ -101,6 +102,15 @@ class PartCost:
             self._known[size] = self.tiles.filled_up(observation.num_rows), max(1e-6, expected)
         num_rows, expected = self._known[size]
         correction.move(num_rows, expected, observation.ms)
+
+    def _rows_of(self, conditions: Conditions) -> RowDifferences:
+        """What numbers of rows differ by there: in batches of another size so many rows are more of a tree, or less. Steps that
+        draw tokens begin as greedy ones; what drawing adds says nothing of these."""
+        size, is_sampled = conditions.kind
+        if conditions.kind not in self.row_differences:
+            greedy = self.row_differences.get((size, False)) if is_sampled else None
+            self.row_differences[conditions.kind] = RowDifferences(self.machine, greedy)
+        return self.row_differences[conditions.kind]
 
     def _nearest(self, conditions: Conditions) -> Correction | None:
         """That of the most similar conditions that were met. What drawing tokens adds says nothing about greedy steps."""

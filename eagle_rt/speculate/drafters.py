@@ -39,8 +39,10 @@ GROWING, UNREAD_ROWS = 0.25, 32
 # what steps with drafts take, nor, where they are short, what many in a row do from a single one. They may lose such a share of
 # the time against drafts, which makes them rare where drafts gain much, and where they gain little, it matters the most. But they
 # come after so many steps with drafts at least, and at most: these become twice as many each time. Where one took more or less
-# than was believed by such a share, a logarithm, they come again at once, and soon after that. And each time half a tree follows.
-PLAIN_SHARE, A_SURPRISE = 0.005, 0.15
+# than was believed by such a share, a logarithm, and by such a share of what drafts gain, they come again at once, and soon
+# after that: memory that is faster in one second than in the next would ask for them all the time. And each time half a tree
+# follows.
+PLAIN_SHARE, A_SURPRISE, SHARE_OF_GAIN = 0.005, 0.15, 0.5
 LEAST_BETWEEN, FIRST_MOST_BETWEEN, MOST_BETWEEN = 16, 64, 256
 # What a plain step takes was believed so wrongly, a logarithm too, that prices are worked out anew, and decisions made.
 MUCH_WRONG = 0.05
@@ -180,11 +182,13 @@ class DrafterChoice:
         allowed_ms = TRY_SHARE * step_ms
         self.allowance_ms = min(self.allowance_ms + num_steps * allowed_ms, MOST_STEPS_ALLOWED_FOR * allowed_ms)
 
-    def add_plain_step(self, conditions: Conditions, ratio: float) -> None:
-        """One, after some without drafts, took so many times as long as was believed."""
+    def add_plain_step(self, conditions: Conditions, ratio: float, speed: float) -> None:
+        """One, after some without drafts, took so many times as long as was believed, over which drafts are believed to have such a
+        speed."""
         key, surprise = conditions.kind, abs(math.log(ratio))
         _, most = self._drafted.get(key, (0, FIRST_MOST_BETWEEN))
-        self._drafted[key] = 0, 0 if surprise > A_SURPRISE else max(LEAST_BETWEEN, most)
+        is_surprise = surprise > max(A_SURPRISE, SHARE_OF_GAIN * math.log(speed))
+        self._drafted[key] = 0, 0 if is_surprise else max(LEAST_BETWEEN, most)
         if surprise > MUCH_WRONG:
             self._prices.forget(conditions)
             self.num_unasked = 0

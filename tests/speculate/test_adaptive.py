@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from served import FREE, ONE, Served, begun, level, start_that_nearly_pays, step
-from step_costs import costs, no_candidates
+from step_costs import costs, without_nodes
 
 from eagle_rt.speculate.adaptive import NUM_FIRST_LESSONS, NUM_UNSETTLED, AdaptivePlan
 from eagle_rt.speculate.compiled import CHILD_PRICES
@@ -29,7 +29,7 @@ def test_trials_say_too_what_drafts_gain_beyond_their_promise() -> None:
     assert decision.worth < 0
     before = nearly.prices.steps(ONE).beyond
     parts = [Observation("start", 1, 3, start), Observation("verify", 1, 2, 10.0)]
-    plan.learn(StepRecord(no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 5, parts))
+    plan.learn(without_nodes(5, parts))
     assert nearly.prices.steps(ONE).beyond > before + 0.1
     assert step(nearly).drafters == [0]
     assert nearly.choice._last
@@ -64,7 +64,7 @@ def test_what_drafts_gain_beyond_their_promise_is_what_the_target_said_and_the_c
     price = adaptive.prices.at(ONE)
     worth = price.utility(FIRST_PROMISES).mean() - price.starts[1]
     parts = [Observation("start", 1, 3, 1.0), Observation("verify", 1, 2, 11.0)]
-    plan.learn(StepRecord(no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 2, parts))
+    plan.learn(without_nodes(2, parts))
     real = 2 - 1 - price.rate * (12.0 - price.plain_ms)
     beyond = adaptive.prices.steps(ONE).pace.beyond
     assert beyond == pytest.approx((real - worth) / (1.0 + BEYOND_HELD_BY), abs=0.02)
@@ -79,7 +79,7 @@ def test_steps_that_read_much_say_nothing_of_drafts() -> None:
         plan = step(adaptive)
         assert plan.drafters
         parts = [Observation("start", 1, num_rows, 3.0 * (num_rows + before[0])), Observation("verify", 1, 2, 1.1 * before[1])]
-        plan.learn(StepRecord(no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 1, parts))
+        plan.learn(without_nodes(1, parts))
         after = [float(adaptive.costs.ms(part, 1, 3, ONE)) for part in ("start", "verify")]
         assert after[1] > before[1]
         # All parts share the machine's factor.
@@ -92,7 +92,7 @@ def test_all_that_a_step_takes_counts() -> None:
         adaptive.learn_rests(Rests([], between_ms))
         assert adaptive.prices.at(ONE).plain_ms == pytest.approx(10.0 + between_ms)
         parts = [Observation("start", 1, 3, 7.0), Observation("verify", 1, 2, 11.0)]
-        record = StepRecord(no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 1, parts, between_ms)
+        record = without_nodes(1, parts, between_ms=between_ms)
         assert record.total_ms == 18.0 + between_ms
 
 

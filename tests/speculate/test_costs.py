@@ -170,6 +170,18 @@ def test_longer_contexts_begin_with_what_was_learned_of_shorter_ones() -> None:
         assert plain / tree == pytest.approx(ratio, rel=0.1)
 
 
+def test_what_numbers_of_rows_differ_by_is_known_of_all_contexts() -> None:
+    """One that is met again knows what was learned in others meanwhile."""
+    cost, longer = fitted_cost(measured("verify")), replace(when(4), context=1000.0)
+    for ratio in (1.0, 0.7):
+        cost.correct(Observation("verify", 4, 32, true_ms(4, 32)), longer)
+        for _ in range(60):
+            for num_rows, own in ((4, ratio), (32, 1.0)):
+                cost.correct(Observation("verify", 4, num_rows, own * true_ms(4, num_rows)), when(4))
+    plain, tree = cost.ms(4, np.array([4.0, 32.0]), longer) / [true_ms(4, 4), true_ms(4, 32)]
+    assert plain / tree == pytest.approx(0.7, rel=0.1)
+
+
 @pytest.mark.parametrize("ratio", [0.5, 0.9])
 def test_three_measurements_are_enough_to_say_that_the_table_was_wrong(ratio: float) -> None:
     """For most of it, of a number of rows that was not measured before."""

@@ -15,6 +15,7 @@ from eagle_rt.speculate.drafters import (
     NUM_UNASKED_WHERE_CLEAR,
     SHORTER_RESTS,
     TRY_SHARE,
+    num_plain_steps,
 )
 from eagle_rt.speculate.policy import Rests
 from eagle_rt.speculate.prices import Pace, Price
@@ -117,7 +118,7 @@ def test_all_are_asked_anew_where_a_plain_step_took_much_more_or_less_than_was_b
     for ratio, is_asked in ((1.01, False), (0.8, True), (1.25, True)):
         clear = Served(costs(start=0.1, level=50.0, node=0.01))
         assert begun(clear, [0.0]).drafters
-        clear.choice.add_plain_step(ONE, ratio)
+        clear.choice.add_plain_step(ONE, ratio, speed=1.0)
         assert (clear.choice.num_unasked == 0) == is_asked
 
 
@@ -232,6 +233,19 @@ def test_after_plain_steps_half_a_tree_is_verified() -> None:
             num_halved += was_plain
         was_plain = not plan.drafters
     assert num_halved >= 2
+
+
+@pytest.mark.parametrize(("speed", "are_measured_again"), [(1.2, True), (3.0, False)])
+def test_plain_steps_are_a_surprise_where_drafts_may_not_pay_after_all(speed: float, are_measured_again: bool) -> None:
+    """A third more or less matters little where drafts are three times as fast, and plain steps cost the more there."""
+    adaptive = Served(costs(start=0.1, level=50.0, node=0.1))
+    for _ in range(100):
+        adaptive.prices.steps(ONE).add(speed, 1.0, 0.0, 1.0, None)
+    while step(adaptive, "a", 13.0).drafters:
+        pass
+    count = num_plain_steps(adaptive.prices.at(ONE))
+    drafts = [bool(step(adaptive, "a", 13.0).drafters) for _ in range(count)]
+    assert drafts == [False] * (count - 1) + [not are_measured_again]
 
 
 def test_plain_steps_that_are_a_surprise_are_measured_again() -> None:

@@ -7,7 +7,7 @@ from operator import gt
 import numpy as np
 import pytest
 from served import FREE, ONE, Served, level, start_that_nearly_pays, step
-from step_costs import costs, no_candidates
+from step_costs import costs, without_nodes
 
 from eagle_rt.speculate.adaptive import MOST_LOST
 from eagle_rt.speculate.costs import Observation, PartCost, StepCosts
@@ -22,7 +22,6 @@ from eagle_rt.speculate.drafters import (
     num_plain_steps,
     trial_of,
 )
-from eagle_rt.speculate.policy import StepRecord
 from eagle_rt.speculate.prices import Pace, Price
 from eagle_rt.speculate.promises import FIRST_PROMISES
 from eagle_rt.speculate.sequences import HostSequence
@@ -64,7 +63,7 @@ def test_where_nothing_drafts_all_do_for_some_steps_now_and_then() -> None:
     assert [plan.drafters for plan in plans] == [[0]] * STEPS_OF_A_TRIAL
     assert nearly.choice.allowance_ms == before, "nothing of what it came to is known yet"
     parts = [Observation("verify", 1, 1, 17.0)]
-    lost = StepRecord(no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 1, parts, teaching_ms=0.5)
+    lost = without_nodes(1, parts, teaching_ms=0.5)
     plans[0].learn(lost)
     saved_up = before + TRY_SHARE * 17.0
     assert saved_up - nearly.choice.allowance_ms == pytest.approx(17.0 - 10.0 + 0.5)
@@ -80,7 +79,7 @@ def test_a_standstill_in_a_trial_is_not_all_paid_for_but_what_heads_read_is(monk
     plan, paid = step(served), []
     monkeypatch.setattr(served.choice, "add_trial", lambda gain, num_drafts, lost_ms: paid.append(lost_ms))
     parts = [Observation("start", 1, 64, 64.0), Observation("verify", 1, 1, 1000.0)]
-    record = StepRecord(no_candidates(), np.zeros(0, dtype=np.int64), lambda: np.zeros(0), 1, parts)
+    record = without_nodes(1, parts)
     plan.learn(record)
     reading_ms = plan._reading_ms(record)
     assert reading_ms > 30.0

@@ -28,7 +28,7 @@ PANEL = LANES * NUM_VECTORS
 MANY_TILES = 4
 # Tiles of so many rows have the weight fetched so many bytes ahead. An AMD's processor looks far enough ahead by itself until
 # computing takes long, which then cost a fifth of the speed, and being told sooner costs a tenth; Intel's never does.
-FEWEST_ROWS_AHEAD, BYTES_AHEAD = 1 if is_intel() else 6, 8192
+FEWEST_ROWS_AHEAD, BYTES_AHEAD = 1 if is_intel() else 5, 8192
 F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 SUMS, WORDS, HALVES = (ir.VectorType(element, LANES) for element in (F32, I32, I16))
 # Intel's processors take twice as long to multiply pairs of bfloat16 at once as to multiply both of them as float32.
