@@ -15,8 +15,8 @@ LONG_MS = 10.0
 # What numbers of rows differ by, in logs: how much, before anything is known; how alike that is of numbers one of which is twice
 # the other, as a share, and of nearer ones the more; and how far off single measurements are.
 DEVIATION, ALIKE, NOISE = 0.15, math.exp(-1.0), 0.1
-# What was learned fades while so much time goes by, and conditions begin with this share of what others have learned: when memory
-# becomes faster some numbers of rows do, and others do not.
+# What was learned of them fades while so much time goes by, since when memory becomes faster some numbers of rows do, and others do
+# not; and what begins as others are begins with this share of what is known of those.
 FADE_MS, HANDED_ON = 4000.0, 0.5
 # How many rows each place stands for, a logarithm, and the covariance of what they differ by, before anything is known.
 LOG_ROWS = np.concatenate((np.log2(np.arange(1.0, NUM_SINGLE_PLACES)), 4.0 + 0.5 * np.arange(NUM_PLACES - NUM_SINGLE_PLACES + 1)))

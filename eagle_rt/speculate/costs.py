@@ -64,7 +64,8 @@ class Conditions:
 @dataclass
 class PartCost:
     """ms = batch_size * per_sequence + a function of the rows that is linear between the knots, and past the last two as between
-    them; times a correction for the conditions. tiles: with which rows are filled up."""
+    them; times a correction for the conditions. tiles: with which rows are filled up. row_differences: of corrections, for each
+    `Conditions.kind`."""
 
     knots: list[float]
     values: list[float]
