@@ -15,6 +15,7 @@ from eagle_rt.kernels.cpu import int8_product as int8_product_module
 from eagle_rt.kernels.cpu.add_rms_norm import add_rms_norm
 from eagle_rt.kernels.cpu.best_token import best_token
 from eagle_rt.kernels.cpu.cos_sin import cos_sin
+from eagle_rt.kernels.cpu.instructions import has_instructions
 from eagle_rt.kernels.cpu.int8_product import MOST_ROWS as INT8_MOST_ROWS
 from eagle_rt.kernels.cpu.order import BLOCK
 from eagle_rt.kernels.cpu.product import HAS_FAST_PAIRS, MOST_ROWS, PANEL, RowWeights, multiply_tile, turn_tile
@@ -145,7 +146,7 @@ def multiply_as(x: np.ndarray, columns: np.ndarray, weights: RowWeights, outputs
 @pytest.mark.parametrize("num_rows", [1, MOST_ROWS - 1])
 def test_pairs_of_bfloat16_at_once_and_one_by_one(num_rows: int, columns_dtype: type[np.integer]) -> None:
     """By whichever instructions are faster here, or are there at all: both add the same products."""
-    if columns_dtype is np.int32 and not torch.cpu._is_avx512_bf16_supported():
+    if columns_dtype is np.int32 and not has_instructions("avx512bf16"):
         pytest.skip("no instructions for pairs of bfloat16")
     x, weight, bias = random_product(torch.bfloat16, (num_rows, 2 * PANEL, 66))
     own, outputs = RowProduct(weight, bias), torch.empty(num_rows, 2 * PANEL, dtype=torch.bfloat16)
