@@ -64,16 +64,16 @@ class Conditions:
 @dataclass
 class PartCost:
     """ms = batch_size * per_sequence + a function of the rows that is linear between the knots, and past the last two as between
-    them; times a correction for the conditions. tiles: with which rows are filled up. row_differences: of corrections, for each
-    `Conditions.kind`."""
+    them; times a correction for the conditions. tiles: with which rows are filled up."""
 
     knots: list[float]
     values: list[float]
     per_sequence: float
     tiles: RowTiles = NO_TILES
     corrections: dict[tuple[int, int, bool], Correction] = field(default_factory=dict)
-    row_differences: dict[tuple[int, bool], RowDifferences] = field(default_factory=dict, repr=False, compare=False)
     machine: Machine = field(default_factory=Machine, repr=False, compare=False)
+    # Of corrections, for each `Conditions.kind`.
+    _row_differences: dict[tuple[int, bool], RowDifferences] = field(default_factory=dict, init=False, repr=False, compare=False)
     # Of single sizes: rows filled up, and uncorrected milliseconds.
     _known: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -108,10 +108,10 @@ class PartCost:
         """What numbers of rows differ by there: in batches of another size so many rows are more of a tree, or less. Steps that
         draw tokens begin as greedy ones; what drawing adds says nothing of these."""
         size, is_sampled = conditions.kind
-        if conditions.kind not in self.row_differences:
-            greedy = self.row_differences.get((size, False)) if is_sampled else None
-            self.row_differences[conditions.kind] = RowDifferences(self.machine, greedy)
-        return self.row_differences[conditions.kind]
+        if conditions.kind not in self._row_differences:
+            greedy = self._row_differences.get((size, False)) if is_sampled else None
+            self._row_differences[conditions.kind] = RowDifferences(self.machine, greedy)
+        return self._row_differences[conditions.kind]
 
     def _nearest(self, conditions: Conditions) -> Correction | None:
         """That of the most similar conditions that were met. What drawing tokens adds says nothing about greedy steps."""
