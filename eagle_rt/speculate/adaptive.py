@@ -80,8 +80,7 @@ class AdaptivePolicy:
         count, price = len(rests.steps), self._last.price
         for observation in rests.observations(price.plain_ms):
             self.costs.correct(observation, self._last.conditions)
-            ratio = (observation.ms + rests.between_ms) / price.plain_ms
-            self.choice.add_plain_step(self._last.conditions, ratio, price.speed)
+            self.choice.add_plain_step(self._last, observation.ms + rests.between_ms)
         self.prices.add_steps(count)
         self.prices.steps(self._last.conditions).add_rests(count, sum(ms for _, ms in rests.steps))
         self.choice.stay.add_steps(sum(size for size, _ in rests.steps))

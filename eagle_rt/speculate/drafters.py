@@ -182,15 +182,15 @@ class DrafterChoice:
         allowed_ms = TRY_SHARE * step_ms
         self.allowance_ms = min(self.allowance_ms + num_steps * allowed_ms, MOST_STEPS_ALLOWED_FOR * allowed_ms)
 
-    def add_plain_step(self, conditions: Conditions, ratio: float, speed: float) -> None:
-        """One, after some without drafts, took so many times as long as was believed, over which drafts are believed to have such a
-        speed."""
-        key, surprise = conditions.kind, abs(math.log(ratio))
+    def add_plain_step(self, then: Decision, ms: float) -> None:
+        """One, after some without drafts, took so long where that was decided."""
+        key, price = then.conditions.kind, then.price
+        surprise, gain = abs(math.log(ms / price.plain_ms)), math.log(price.speed)
         _, most = self._drafted.get(key, (0, FIRST_MOST_BETWEEN))
-        is_surprise = surprise > max(A_SURPRISE, SHARE_OF_GAIN * math.log(speed))
+        is_surprise = surprise > max(A_SURPRISE, SHARE_OF_GAIN * gain)
         self._drafted[key] = 0, 0 if is_surprise else max(LEAST_BETWEEN, most)
         if surprise > MUCH_WRONG:
-            self._prices.forget(conditions)
+            self._prices.forget(then.conditions)
             self.num_unasked = 0
 
     def add_trial(self, gain: float, num_drafts: int, lost_ms: float) -> None:
