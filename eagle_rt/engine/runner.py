@@ -160,17 +160,18 @@ class Runner:
         tokens = chosen.tolist()
         self.pass_costs.learn(len(batch.tokens), clock.wait())
         assert output.features is not None
-        next_tokens = iter(tokens)
-        reading = []
+        next_tokens, drafter = iter(tokens), stepper.drafter
+        behind = []
         for b, chunk in enumerate(chunks):
             request = chunk.request
             next_token = next(next_tokens) if chunk.is_last else request.tokens[chunk.stop]
             if chunk.is_first:
-                stepper.drafter.rows.begin(request.id, request.num_head_rows, chunk.start, may_draft=request.bounds is not None)
-            stepper.drafter.rows.add(request.id, output.features[batch.query_starts[b] : batch.query_starts[b + 1]])
-            if not stepper.drafter.rows[request.id].is_lost:
-                reading.append(prefilled_sequence(chunk, next_token, self._page_size))
-        stepper.read_on(reading)
+                drafter.rows.begin(request.id, request.num_head_rows, chunk.start, may_draft=request.bounds is not None)
+            drafter.rows.add(request.id, output.features[batch.query_starts[b] : batch.query_starts[b + 1]])
+            if stepper.must_read(request.id):
+                behind.append(prefilled_sequence(chunk, next_token, self._page_size))
+        if behind:
+            drafter.catch_up(behind)
         stepper.skip_pause()
         self.clock.mark("prefill")
         return tokens

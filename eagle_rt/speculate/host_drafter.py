@@ -70,7 +70,7 @@ class HostDrafter:
 
     def catch_up(self, sequences: Sequence[HostSequence]) -> Tensor:
         """Let the head read all that waits for it: the states [len(sequences), H] after each text's last certain token."""
-        behind = [sequence for sequence in sequences if self.rows[sequence.id].waiting]
+        behind = [sequence for sequence in sequences if self.rows[sequence.id].num_waiting]
         if behind:
             states = self._read_on(behind)
             if len(behind) == len(sequences):

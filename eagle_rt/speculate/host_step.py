@@ -152,10 +152,10 @@ class HostStepper:
 
     def _rest(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
         """A step without drafts."""
-        rows, batch_size, start = self.drafter.rows, len(sequences), time.perf_counter()
-        if has_read := rows.is_due and self.read_on(sequences):
-            start = time.perf_counter()
+        rows, batch_size = self.drafter.rows, len(sequences)
+        if has_read := rows.is_due and self._read_on(sequences):
             mark("extend")
+        start = time.perf_counter()
         tokens, features = plain_step(self.target, self.pool, self._backend, sequences, sampling, self.feature_layers)
         assert features is not None
         rows.add_step([sequence.id for sequence in sequences], [1] * batch_size, features)
@@ -186,11 +186,16 @@ class HostStepper:
         num_drafted = [stop - first - 1 for first, stop in zip(trees.starts, trees.starts[1:], strict=False)]
         return HostOutcome(tokens, num_drafted, draft.is_broken.tolist(), has_read=True)
 
-    def read_on(self, sequences: Sequence[HostSequence]) -> bool:
-        """Let the head read where too much waits for it, though nothing drafts. Whether it did."""
+    def must_read(self, sequence_id: str) -> bool:
+        """Whether too much waits for the head, so that it has to read this text though nothing drafts."""
         rows = self.drafter.rows
-        most_rows = 0 if rows.num_waiting > self._most_waiting else MOST_WAITING_ROWS
-        behind = [sequence for sequence in sequences if rows[sequence.id].num_waiting > most_rows]
+        own = rows[sequence_id].num_waiting
+        return own > MOST_WAITING_ROWS or (own > 0 and rows.num_waiting > self._most_waiting)
+
+    def _read_on(self, sequences: list[HostSequence]) -> bool:
+        """Let the head read those that it must. Whether there were any."""
+        self.drafter.rows.sort()
+        behind = [sequence for sequence in sequences if self.must_read(sequence.id)]
         if behind:
             self.drafter.catch_up(behind)
         return bool(behind)

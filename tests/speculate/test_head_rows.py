@@ -47,5 +47,21 @@ def test_it_is_due_after_some_steps_and_not_once_it_is_sorted() -> None:
         assert not count or len(book._unsorted) == count
         book.add_step(["a"], [1], torch.zeros(1, 2))
     assert book.is_due
-    assert book.num_waiting == MOST_UNSORTED
+    book.sort()
     assert not book.is_due
+    assert book.num_waiting == MOST_UNSORTED
+
+
+def test_what_has_ended_is_not_sorted_and_nothing_is_where_texts_begin_and_end() -> None:
+    book = HeadRowsBook()
+    book.begin("a", 0, 0)
+    book.begin("b", 0, 0)
+    book.add_step(["a", "b"], [1, 2], torch.arange(3.0)[:, None])
+    ended = book["a"]
+    book.forget("a")
+    assert book.num_waiting == 2
+    book.begin("a", 0, 0)
+    book.add_step(["a", "b"], [1, 1], 3.0 + torch.arange(2.0)[:, None])
+    assert len(book._unsorted) == 2
+    assert book.take(["a", "b"]).flatten().tolist() == [3.0, 1.0, 2.0, 4.0]
+    assert not ended.sorted
