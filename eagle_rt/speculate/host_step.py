@@ -193,7 +193,7 @@ class HostStepper:
         return own > MOST_WAITING_ROWS or (own > 0 and rows.num_waiting > self._most_waiting)
 
     def _read_on(self, sequences: list[HostSequence]) -> bool:
-        """Let the head read those that it must. Whether there were any."""
+        """Sort what waits for the head, and let it read what it must. Whether there was any of that."""
         self.drafter.rows.sort()
         behind = [sequence for sequence in sequences if self.must_read(sequence.id)]
         if behind:

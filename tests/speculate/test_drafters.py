@@ -118,8 +118,8 @@ def test_all_are_asked_anew_where_a_plain_step_took_much_more_or_less_than_was_b
     for ratio, is_asked in ((1.01, False), (0.8, True), (1.25, True)):
         clear = Served(costs(start=0.1, level=50.0, node=0.01))
         assert begun(clear, [0.0]).drafters
-        plain_ms = clear.prices.at(ONE).plain_ms
-        clear.learn_rests(Rests([(1, ratio * plain_ms)] * num_plain_steps(clear.prices.at(ONE)), between_ms=0.0))
+        price = clear.prices.at(ONE)
+        clear.learn_rests(Rests([(1, ratio * price.plain_ms)] * num_plain_steps(price), between_ms=0.0))
         assert (clear.choice.num_unasked == 0) == is_asked
 
 
