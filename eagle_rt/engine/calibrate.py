@@ -40,7 +40,8 @@ class Recorder(FixedPolicy):
 
     def learn_rests(self, rests: Rests) -> None:
         if rests.steps:
-            self.observations += rests.observations(min(ms for _, ms in rests.steps))
+            sizes, times = zip(*rests.steps, strict=True)
+            self.observations += rests.observations(sizes[0], min(times))
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         plan = super().begin(sequences, num_missing)

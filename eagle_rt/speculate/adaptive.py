@@ -78,7 +78,7 @@ class AdaptivePolicy:
         if not self._last or not rests.steps:
             return
         count, price = len(rests.steps), self._last.price
-        for observation in rests.observations(price.plain_ms):
+        for observation in rests.observations(len(self._last.members), price.plain_ms):
             self.costs.correct(observation, self._last.conditions)
             self.choice.add_plain_step(self._last, observation.ms + rests.between_ms)
         self.prices.add_steps(count)

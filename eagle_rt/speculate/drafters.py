@@ -21,8 +21,8 @@ from eagle_rt.speculate.sequences import HostSequence
 # milliseconds. Where steps are short, asking takes a third of one; and a trial is paid for only every so often, before which asking
 # hardly ever changes anything.
 LONGEST_REST_MS = 250.0
-# Where somebody has left they are shorter by so many times, since another may come for whom drafts pay.
-SHORTER_RESTS = 4
+# Where all have left they are shorter by so many times, since others may come for whom drafts pay; where one has, by its share.
+SHORTER_RESTS = 4.0
 # After one in which all drafted some do so without asking, more where that was worth so many times its price.
 NUM_UNASKED, NUM_UNASKED_WHERE_CLEAR, CLEARLY_WORTH_IT = 5, 11, 1.25
 # Tries of sequences that do not draft, and trials where none does: their share of the time, saved up for so many steps. More would
@@ -109,7 +109,7 @@ class DrafterChoice:
 
     def __init__(self, prices: PriceBook, book: MembersBook) -> None:
         self.stay, self.allowance_ms = Stay(), 0.0
-        self.num_unasked = self.num_rested = 0
+        self.num_unasked, self.num_rested = 0, 0.0
         self.unknown_may_draft = True
         # Of the trial so far: the drafts, the tokens that they have gained beyond plain decoding, and the time that was left for
         # tries before it: one that seems to gain time must not pay for the next one.
@@ -117,6 +117,7 @@ class DrafterChoice:
         self._steps_since_trial = STEPS_BETWEEN_TRIALS  # since the last one began
         self._prices, self._book = prices, book
         self._last: Decision | None = None
+        self._last_size = 0  # sequences of the last step, whether it was asked or not
         self._known: set[str] = set()  # those of the batch that was asked last
         # Plain steps that are still to be made in a row. And of batches of about each size: steps with drafts since any were
         # measured, and after how many they are due at most.
@@ -126,9 +127,14 @@ class DrafterChoice:
 
     def rests(self, num_sequences: int) -> bool:
         """Whether a step of so many goes without asking, as none drafted when it was asked last, or drafts nothing in any case:
-        also while one has left and the next one's prompt is read."""
-        last = self._last
-        if not last or not (is_about(num_sequences, len(last.members)) or abs(num_sequences - len(last.members)) == 1):
+        also while one has left and the next one's prompt is read, and while many come."""
+        last, before = self._last, self._last_size
+        self._last_size = num_sequences
+        if not last:
+            return False
+        if not last.drafters and num_sequences > (1.0 + GROWING) * before:
+            return True
+        if not (is_about(num_sequences, len(last.members)) or abs(num_sequences - len(last.members)) == 1):
             return False
         if self._num_plain:
             self._num_plain -= 1
@@ -207,8 +213,8 @@ class DrafterChoice:
         self.stay.add_end()
         last = self._last
         if not (last and last.is_trial) and self.unknown_may_draft != bool(last and last.drafters):
-            self.num_rested //= SHORTER_RESTS
-            self.num_unasked = min(self.num_unasked, self.num_rested)
+            self.num_rested /= SHORTER_RESTS ** (1.0 / len(last.members)) if last else SHORTER_RESTS
+            self.num_unasked = min(self.num_unasked, int(self.num_rested))
 
     def _is_growing(self, members: Members, num_missing: Sequence[int]) -> bool:
         before, self._known = self._known, {sequence_id for sequence_id, _ in members.key}
@@ -254,7 +260,7 @@ class DrafterChoice:
             trial = replace(trial, worth=self._worth_of_trial(trial, trying))
             if self._affords_trial(trial, trying):
                 # If it is in vain, so many steps rest afterwards that a plain one is measured.
-                self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, num_plain_steps(price) // 2
+                self.num_unasked, self.num_rested = STEPS_OF_A_TRIAL - 1, float(num_plain_steps(price) // 2)
                 self._num_tried, self._tried_gain, self._most_allowed_ms = 0, 0.0, self.allowance_ms
                 self._steps_since_trial = 0
                 return trial
@@ -282,7 +288,7 @@ class DrafterChoice:
         """Those that draft beside others for what that shows, of those that have been idle for long."""
         price, histories = begun.price, begun.members.histories
         for offer in idle:
-            histories[offer.number].num_idle += 1 + self.num_rested
+            histories[offer.number].num_idle += 1 + int(self.num_rested)
         due = [offer for offer in idle if histories[offer.number].num_idle >= histories[offer.number].wait]
         tries: list[Offer] = []
         if num_drafters and due and price.pays(price.utility(HOPED_FOR).mean()):
@@ -306,8 +312,8 @@ class DrafterChoice:
 
     def _hold(self, *, are_any: bool, are_all: bool, is_clear: bool, plain_ms: float) -> None:
         """For how many steps nobody is asked. are_all: all draft, and none as a try; plain_ms: of a step without drafts."""
-        self.num_rested = 0 if are_any else min(max(1, int(LONGEST_REST_MS / plain_ms)), 1 + 2 * self.num_rested)
-        self.num_unasked = self.num_rested
+        self.num_rested = 0.0 if are_any else min(max(1.0, LONGEST_REST_MS // plain_ms), 1.0 + 2.0 * self.num_rested)
+        self.num_unasked = int(self.num_rested)
         if are_all:
             self.num_unasked = NUM_UNASKED_WHERE_CLEAR if is_clear else NUM_UNASKED
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -50,14 +49,14 @@ class Rests:
     steps: list[tuple[int, float]]
     between_ms: float
 
-    def observations(self, step_ms: float) -> list[Observation]:
-        """Of what a plain step takes among others, if that is believed to be about step_ms: of the first ones nothing, and of short
-        ones the median of some in a row, since one in twenty of these takes a third longer."""
+    def observations(self, num_sequences: int, step_ms: float) -> list[Observation]:
+        """Of what a plain step of so many takes among others, if that is believed to be about step_ms: of the first ones nothing,
+        and of short ones the median of some in a row, since one in twenty of these takes a third longer. Steps of other numbers
+        are few, while some leave and others come, and with caches full of the prompts that were read."""
         cold = num_cold(step_ms)
-        starts = range(cold, len(self.steps), cold + 1)
-        groups = [sorted(self.steps[start : start + cold + 1], key=itemgetter(1)) for start in starts]
-        typical = [group[(len(group) - 1) // 2] for group in groups]
-        return [Observation("verify", size, size, ms) for size, ms in typical]
+        times = [ms for size, ms in self.steps[cold:] if size == num_sequences]
+        groups = [sorted(times[start : start + cold + 1]) for start in range(0, len(times), cold + 1)]
+        return [Observation("verify", num_sequences, num_sequences, group[(len(group) - 1) // 2]) for group in groups]
 
 
 def num_cold(step_ms: float) -> int:

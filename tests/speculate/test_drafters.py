@@ -75,15 +75,15 @@ def test_the_first_steps_that_rest_say_nothing_of_what_a_plain_step_takes_and_sh
     step_ms: float, num_cold: int, seen: list[int]
 ) -> None:
     steps = [(2, float(ms)) for ms in range(21)]
-    assert Rests(steps, 0.0).observations(step_ms)[:3] == [Observation("verify", 2, 2, ms) for ms in seen]
-    assert len(Rests(steps[: num_cold + 1], 0.0).observations(step_ms)) == 1
-    assert not Rests(steps[:num_cold], 0.0).observations(step_ms)
+    assert Rests(steps, 0.0).observations(2, step_ms)[:3] == [Observation("verify", 2, 2, ms) for ms in seen]
+    assert len(Rests(steps[: num_cold + 1], 0.0).observations(2, step_ms)) == 1
+    assert not Rests(steps[:num_cold], 0.0).observations(2, step_ms)
 
 
 def test_one_short_step_that_takes_long_is_not_believed() -> None:
     steps = [(2, 2.0)] * 20
     steps[8] = 2, 50.0
-    assert {observation.ms for observation in Rests(steps, 0.0).observations(2.0)} == {2.0}
+    assert {observation.ms for observation in Rests(steps, 0.0).observations(2, 2.0)} == {2.0}
 
 
 def test_a_batch_that_grows_rests_until_all_have_come() -> None:
@@ -103,15 +103,41 @@ def test_a_batch_that_grows_rests_until_all_have_come() -> None:
         assert cheap.begin([replace(own, id=own.id + " next") for own in prompts[:2]], [64] * 2).drafters, "others, but not more"
 
 
-def test_a_request_that_leaves_makes_the_rest_shorter_where_the_next_one_may_draft() -> None:
-    for unknown_may_draft in (False, True):
-        resting = Served(costs(start=50.0, level=50.0, node=20.0))
-        while resting.choice.num_unasked < 20:
-            step(resting)
-        choice = resting.choice
-        choice.unknown_may_draft, before, num_rested = unknown_may_draft, choice.num_unasked, choice.num_rested
-        resting.forget("a")
-        assert choice.num_unasked == (num_rested // SHORTER_RESTS if unknown_may_draft else before)
+def test_a_batch_that_grows_while_it_rests_is_not_asked_until_all_have_come() -> None:
+    for drafts in (False, True):
+        asked = Served(costs(start=0.1 if drafts else 50.0, level=50.0, node=0.01 if drafts else 20.0))
+        assert not asked.choice.rests(4)
+        assert bool(plan_for(asked, [0.0] * 4).drafters) == drafts
+        asked.choice.num_unasked = 0
+        assert [asked.choice.rests(size) for size in (8, 12, 16, 20, 20)] == [not drafts] * 3 + [False] * 2
+
+
+def test_only_steps_of_as_many_sequences_say_what_a_plain_step_takes() -> None:
+    """Those of others are few, and slower than they would be by themselves."""
+    step_costs = costs(start=50.0, level=50.0, node=20.0)
+    resting = Served(step_costs)
+    plan_for(resting, [0.0] * 2)
+    two = Conditions(2, 64.0, is_sampled=False)
+    before = float(step_costs.ms("verify", 2, 2, two))
+    for num_sequences, ratio, is_learned in ((1, 3.0, False), (2, 1.5, True)):
+        resting.learn_rests(Rests([(num_sequences, ratio * before)] * 20, between_ms=0.0))
+        assert (float(step_costs.ms("verify", 2, 2, two)) > 1.2 * before) == is_learned
+
+
+@pytest.mark.parametrize("size", [1, 8])
+@pytest.mark.parametrize("next_may_draft", [False, True])
+def test_a_request_that_leaves_makes_the_rest_shorter_where_the_next_one_may_draft(size: int, next_may_draft: bool) -> None:
+    """By its share of the batch: where all have left it is a quarter."""
+    resting = Served(costs(start=50.0, level=50.0, node=20.0))
+    while resting.choice.num_rested < 20:
+        plan_for(resting, [0.0] * size)
+    choice = resting.choice
+    choice.unknown_may_draft, before = next_may_draft, choice.num_rested
+    for number in range(size):
+        resting.forget(f"{number}")
+        share = (number + 1) / size if next_may_draft else 0.0
+        assert choice.num_rested == pytest.approx(before / SHORTER_RESTS**share)
+        assert choice.num_unasked == int(choice.num_rested)
 
 
 def test_all_are_asked_anew_where_a_plain_step_took_much_more_or_less_than_was_believed() -> None:
@@ -143,7 +169,7 @@ def test_clear_decisions_hold_while_the_batch_is_about_the_same(monkeypatch: pyt
         begun(clear, [0.0] * 4)
         assert clear.choice.num_unasked >= num_unasked, "drafts gain more than was said"
     assert plan_for(clear, [0.0] * 4, may_draft=False).drafters == [0, 1, 2], "whose head has lost its rows meanwhile"
-    for size, others in ((8, ((7, True), (6, True), (8, True), (5, False))), (2, ((1, True), (3, True), (4, False)))):
+    for size, others in ((8, ((7, True), (6, True), (7, True), (9, False), (5, False))), (4, ((3, True), (2, False)))):
         hopeless = Served(costs(start=50.0, level=50.0, node=20.0))
         while hopeless.choice.num_unasked < 20:
             plan_for(hopeless, [0.0] * size)
