@@ -33,7 +33,7 @@ TRY_SHARE, MOST_STEPS_ALLOWED_FOR = 0.0075, 1024
 # saved up would be spent in one go where drafts nearly pay.
 STEPS_OF_A_TRIAL, MOST_IN_A_TRIAL, LEVELS_OF_A_LESSON, STEPS_BETWEEN_TRIALS = 4, 8, 2, 32
 # A batch that has grown by more than this share rests for a step where heads would have to read more rows than so many of each of
-# its sequences: more are to come, and what pays for few need not pay for many.
+# its sequences: more are to come, and what pays for few need not pay for many. Where it rested before it is not even asked.
 GROWING, UNREAD_ROWS = 0.25, 32
 # Plain steps are what prices are in units of: some are made in a row now and then, since what they take can hardly be told from
 # what steps with drafts take, nor, where they are short, what many in a row do from a single one. They may lose such a share of
@@ -103,8 +103,8 @@ class DrafterChoice:
     """allowance_ms: the time that is left for tries.
 
     For num_unasked steps the last decision holds without asking, which was that all of these sequences draft or that none of about
-    so many does; num_rested: steps that rested after the one before; unknown_may_draft: whether one of which nothing is known
-    would draft.
+    so many does; num_rested: steps that rested after the one before, less the shares of those that have left since;
+    unknown_may_draft: whether one of which nothing is known would draft.
     """
 
     def __init__(self, prices: PriceBook, book: MembersBook) -> None:
@@ -212,8 +212,8 @@ class DrafterChoice:
         """One has left, another may take its place: drafts of all, before which nothing rested, end, and rests become shorter."""
         self.stay.add_end()
         last = self._last
-        if not (last and last.is_trial) and self.unknown_may_draft != bool(last and last.drafters):
-            self.num_rested /= SHORTER_RESTS ** (1.0 / len(last.members)) if last else SHORTER_RESTS
+        if last and not last.is_trial and self.unknown_may_draft != bool(last.drafters):
+            self.num_rested /= SHORTER_RESTS ** (1.0 / len(last.members))
             self.num_unasked = min(self.num_unasked, int(self.num_rested))
 
     def _is_growing(self, members: Members, num_missing: Sequence[int]) -> bool:

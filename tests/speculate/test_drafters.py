@@ -169,7 +169,7 @@ def test_clear_decisions_hold_while_the_batch_is_about_the_same(monkeypatch: pyt
         begun(clear, [0.0] * 4)
         assert clear.choice.num_unasked >= num_unasked, "drafts gain more than was said"
     assert plan_for(clear, [0.0] * 4, may_draft=False).drafters == [0, 1, 2], "whose head has lost its rows meanwhile"
-    for size, others in ((8, ((7, True), (6, True), (7, True), (9, False), (5, False))), (4, ((3, True), (2, False)))):
+    for size, others in ((8, ((7, True), (6, True), (7, True), (9, False), (5, False))), (2, ((1, True), (4, False)))):
         hopeless = Served(costs(start=50.0, level=50.0, node=20.0))
         while hopeless.choice.num_unasked < 20:
             plan_for(hopeless, [0.0] * size)
