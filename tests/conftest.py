@@ -18,9 +18,9 @@ from eagle_rt.engine.load import BUILT_IN
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _patched_once_a_launch() -> Iterator[None]:
+def _quick_interpreter() -> Iterator[None]:
     """Triton's interpreter puts its own operators in place at every call within a kernel, which takes most of the time; after the
-    first call from a module they are there."""
+    first call from a module they are there. And it works out whether integers overflow, which nobody looks at without `debug`."""
     patch_language, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
     patched: set[frozenset[int]] = set()
 
@@ -42,6 +42,7 @@ def _patched_once_a_launch() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter, "_patch_lang", patch_once)
         patch.setattr(interpreter.GridExecutor, "__call__", launch_once)
+        patch.setattr(interpreter.interpreter_builder, "options", interpreter.InterpreterOptions(sanitize_overflow=False))
         yield
 
 
