@@ -20,7 +20,10 @@ else:
     except ImportError:
         compiled, is_compiled = uncompiled, False
     else:
+        from eagle_rt.kernels.first_start import announce_compiling
+
         is_compiled = True
+        announce_compiling()
 
         def compiled(function: F) -> F:
             """For good, where there is a place to keep it."""
