@@ -33,7 +33,7 @@ def make_captured(
     options = {"attention_backend": "triton", "max_total_tokens": 512, "context_length": 64, **options}
     config = make_config(target_dir, head_dir, tree, cuda_graph_bs=batch_sizes, max_running_requests=4, **options)
     core, _ = build_core(config, model_info(config))
-    # A CPU's own steps, which the host decides on, need not be measured first; and these, in an interpreter, say nothing.
+    # A CPU's own steps, which the host decides on, need not be measured first. How long these take in an interpreter says nothing.
     with patch.object(graphs, "NUM_TIMED", 1):
         notes = capture_steps(core, replace(config, speculative_tree=speculative_tree))
     assert "captured a step" in notes[0]

@@ -1,15 +1,18 @@
 """Compiling, and doing without."""
 
 import importlib.util
+import os
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from numba import njit
 from numba.core import event
 
 from eagle_rt.kernels import compiled
-from eagle_rt.kernels.first_start import Notice
+from eagle_rt.kernels.first_start import NOTICE, Notice
 
 
 def test_a_missing_numba_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +45,11 @@ def test_compiling_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
         function("eagle_rt.kernels")(1)
         function("eagle_rt.kernels")(1)
     assert capsys.readouterr().err.splitlines().count("compiling") == 1
+
+
+def test_only_what_is_not_kept_is_compiled_and_said(tmp_path: Path) -> None:
+    program = "import numpy; from eagle_rt.speculate.compiled import descending; descending(numpy.ones(2))"
+    for num_said in (1, 0):
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+        assert done.stderr.count(NOTICE) == num_said
