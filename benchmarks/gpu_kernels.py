@@ -18,6 +18,7 @@ from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.triton import TritonAttention
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
+from eagle_rt.kernels.triton.gated_product import gated_product
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
 from eagle_rt.kernels.triton.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.triton.top_children import top_children
@@ -119,15 +120,18 @@ def tiling_row(
 
 
 def product_rows(device: str, dtype: torch.dtype, num_rows: int, shapes: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
-    """Microseconds of x W^T by torch's product and by our wide one, for W of such shapes [out, in]. Weights take turns, so that no
-    cache but the GPU's memory holds what is read."""
+    """Microseconds of x W^T by torch's product and by our wide one, for W of such shapes [out, in], and of both with the gate that
+    follows a product of gate and up. Weights take turns, so that no cache but the GPU's memory holds what is read."""
     for name, (out_size, in_size) in shapes.items():
         num_bytes = out_size * in_size * dtype.itemsize
         num_weights = max(2, LEAST_READ // num_bytes) if device == "cuda" else 1
         weights = [(torch.randn(out_size, in_size, device=device) / in_size**0.5).to(dtype) for _ in range(num_weights)]
         x = torch.randn(num_rows, in_size, device=device).to(dtype)
         row: dict[str, Any] = {"product": name, "bytes": num_bytes}
-        for kind, product in (("torch", torch_product), ("wide", wide_product)):
+        kinds = {"torch": torch_product, "wide": wide_product}
+        if name == "gate_up":
+            kinds |= {"wide_and_gate": wide_product_and_gate, "gated": gated_product}
+        for kind, product in kinds.items():
             seconds = seconds_of(partial(multiply_all, product, x, weights), device)
             row[f"{kind}_us"] = round(1e6 * seconds / num_weights, 2)
         yield row
@@ -135,6 +139,10 @@ def product_rows(device: str, dtype: torch.dtype, num_rows: int, shapes: dict[st
 
 def torch_product(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight.t()
+
+
+def wide_product_and_gate(x: Tensor, weight: Tensor) -> Tensor:
+    return silu_and_mul(wide_product(x, weight))
 
 
 def multiply_all(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: list[Tensor]) -> None:

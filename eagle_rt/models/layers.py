@@ -53,10 +53,19 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         if self.product:
             return self.product(x)
+        if kernel := self._wide_kernel("wide_product", x):
+            return kernel(x, self.weight)
         assert self._transposed is not None
-        if self._is_wide and len(x) <= WIDE_ROWS and (kernel := dispatch.triton_kernel("wide_product", x)):
-            return kernel(x, self._transposed.t())
         return x @ self._transposed if self.bias is None else torch.addmm(self.bias, x, self._transposed)
+
+    def gated(self, x: Tensor) -> Tensor:
+        """[R, out / 2] silu(gate) * up, where gate and up are the halves of the outputs."""
+        if kernel := self._wide_kernel("gated_product", x):
+            return kernel(x, self.weight)
+        return silu_and_mul(self(x))
+
+    def _wide_kernel(self, name: str, x: Tensor) -> Callable[..., Tensor] | None:
+        return dispatch.triton_kernel(name, x) if self._is_wide and len(x) <= WIDE_ROWS else None
 
 
 Attend = Callable[[int, Tensor, Tensor | None, int | None], Tensor]
@@ -149,7 +158,7 @@ class FeedForward:
         return other
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(silu_and_mul(self.gate_and_up(x)))
+        return self.down(self.gate_and_up.gated(x))
 
 
 class Block:

@@ -38,6 +38,7 @@ KERNELS = [
     ("cos_sin", "_cos_sin", "*i64 *fp32 *bf16 *bf16 fp32", (128, 128)),
     ("norms_side_by_side", "_norms_side_by_side", "*bf16 " * 5 + "fp32 fp32", (4096, 4096, 4096, 4096)),
     ("wide_product", "_wide_product", "*bf16 *bf16 *bf16 i32 i32 i32", (32, 128, 128, False)),
+    ("gated_product", "_gated_product", "*bf16 *bf16 *bf16 i32 i32 i32", (32, 128, 128, False)),
     ("gumbel_argmax", "_best_of_split", "*fp32 *fp32 *fp32 *i64 *i64 *fp32 *i64 i32 i32", (8, 1024)),
     ("gumbel_argmax", "_best_of_row", "*fp32 *i64 *i64 i32", (32,)),
     ("filter_thresholds", "_thresholds", "*fp32 *fp32 *i64 *fp32 *fp32 *fp32 i32", (8, 4096)),

@@ -20,6 +20,7 @@ from eagle_rt.kernels.triton.ancestors import ancestors
 from eagle_rt.kernels.triton.cos_sin import cos_sin
 from eagle_rt.kernels.triton.embed import embed
 from eagle_rt.kernels.triton.filter_thresholds import filter_thresholds
+from eagle_rt.kernels.triton.gated_product import gated_product
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
 from eagle_rt.kernels.triton.move_rows import move_rows
 from eagle_rt.kernels.triton.norms_side_by_side import norms_side_by_side
@@ -128,6 +129,20 @@ def test_norms_side_by_side(rows: int, sizes: tuple[int, int], dtype: torch.dtyp
 def test_wide_product(rows: int, out_size: int, in_size: int, dtype: torch.dtype, seed: int) -> None:
     x, weight = randn(seed, rows, in_size, dtype=dtype), randn(seed + 1, out_size, in_size, dtype=dtype) / 16
     close(wide_product(x, weight), (x.float() @ weight.float().T).to(dtype), dtype)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    rows=st.sampled_from([1, 2, 16, 17, 64]),
+    size=st.sampled_from([1, 64, 150]),
+    in_size=st.sampled_from([128, 384]),
+    dtype=st.sampled_from(DTYPES[1:]),
+    seed=SEEDS,
+)
+def test_gated_product(rows: int, size: int, in_size: int, dtype: torch.dtype, seed: int) -> None:
+    """Bit for bit what the gate makes of the product: more rows than fit take that way."""
+    x, weight = randn(seed, rows, in_size, dtype=dtype), randn(seed + 1, 2 * size, in_size, dtype=dtype) / 4
+    assert torch.equal(gated_product(x, weight), silu_and_mul(wide_product(x, weight)))
 
 
 @settings(max_examples=30, deadline=None)

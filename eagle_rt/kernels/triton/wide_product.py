@@ -14,6 +14,24 @@ from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded, rounded
 BLOCK_OUT, BLOCK_IN = 128, WIDE_INPUTS
 
 
+@triton.jit
+def sums_of(x, weight, outs, rows, num_rows, in_size, BLOCK_IN: tl.constexpr, IN_FLOAT32: tl.constexpr):
+    """[outs, rows] float32 products of rows of x [num_rows, in_size] and rows `outs` of weight [out_size, in_size]."""
+    ins = tl.arange(0, BLOCK_IN)
+    weights = weight + outs.to(tl.int64)[:, None] * in_size + ins[None, :]
+    inputs = x + rows[None, :] * in_size + ins[:, None]
+    is_row = rows < num_rows
+    # The weight on the left: its many outputs are what the matrix units want as rows.
+    sums = tl.zeros([outs.shape[0], rows.shape[0]], tl.float32)
+    for block in range(0, in_size, BLOCK_IN):
+        w = tl.load(weights + block, eviction_policy="evict_first")
+        own = tl.load(inputs + block, mask=is_row[None, :], other=0.0)
+        if IN_FLOAT32:
+            w, own = w.to(tl.float32), own.to(tl.float32)
+        sums = tl.dot(w, own, sums)
+    return sums
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _wide_product(
     x,  # [num_rows, in_size]
@@ -27,21 +45,12 @@ def _wide_product(
     BLOCK_IN: tl.constexpr,
     IN_FLOAT32: tl.constexpr,
 ):
-    outs, rows, ins = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_IN)
-    is_row = rows < num_rows
+    outs, rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.arange(0, BLOCK_ROWS)
     # Tiles past the end read the first outputs again, so that no load of the weight is masked.
-    weights = weight + (outs % out_size).to(tl.int64)[:, None] * in_size + ins[None, :]
-    inputs = x + rows[None, :] * in_size + ins[:, None]
-    # The weight on the left: its many outputs are what the matrix units want as rows.
-    sums = tl.zeros([BLOCK_OUT, BLOCK_ROWS], tl.float32)
-    for block in range(0, in_size, BLOCK_IN):
-        w = tl.load(weights + block, eviction_policy="evict_first")
-        own = tl.load(inputs + block, mask=is_row[None, :], other=0.0)
-        if IN_FLOAT32:
-            w, own = w.to(tl.float32), own.to(tl.float32)
-        sums = tl.dot(w, own, sums)
+    sums = sums_of(x, weight, outs % out_size, rows, num_rows, in_size, BLOCK_IN, IN_FLOAT32)
     places = output + rows[None, :].to(tl.int64) * out_size + outs[:, None]
-    tl.store(places, rounded(sums, output.dtype.element_ty), mask=is_row[None, :] & (outs < out_size)[:, None])
+    is_wanted = (rows < num_rows)[None, :] & (outs < out_size)[:, None]
+    tl.store(places, rounded(sums, output.dtype.element_ty), mask=is_wanted)
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:

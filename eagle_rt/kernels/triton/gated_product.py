@@ -1,0 +1,46 @@
+"""The products of gate and up and the gate itself in one kernel, for a few rows; the twin is `silu_and_mul` of `wide_product`."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded, rounded
+from eagle_rt.kernels.triton.silu_and_mul import gated
+from eagle_rt.kernels.triton.wide_product import BLOCK_IN, BLOCK_OUT, sums_of
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _gated_product(
+    x,  # [num_rows, in_size]
+    weight,  # [2 * size, in_size], gates first
+    output,  # [num_rows, size]
+    num_rows,
+    in_size,
+    size,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    IN_FLOAT32: tl.constexpr,
+):
+    dtype = output.dtype.element_ty
+    half: tl.constexpr = BLOCK_OUT // 2
+    start, rows, places = tl.program_id(0) * half, tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_OUT)
+    # A tile is of as many gates as ups, those of the same outputs; past the end it reads the first ones again.
+    outs = (start + places % half) % size + places // half * size
+    sums = rounded(sums_of(x, weight, outs, rows, num_rows, in_size, BLOCK_IN, IN_FLOAT32), dtype).to(tl.float32)
+    gate, up = tl.split(tl.permute(tl.reshape(sums, [2, half, BLOCK_ROWS]), (1, 2, 0)))
+    columns = start + tl.arange(0, half)
+    is_wanted = (rows < num_rows)[None, :] & (columns < size)[:, None]
+    tl.store(output + rows[None, :].to(tl.int64) * size + columns[:, None], gated(gate, up, dtype), mask=is_wanted)
+
+
+def gated_product(x: Tensor, weight: Tensor) -> Tensor:
+    """[R, I] silu(gate) * up from x [R, in] of at most WIDE_ROWS rows and weight [2 * I, in], `in` a multiple of BLOCK_IN."""
+    num_rows, in_size = x.shape
+    size = len(weight) // 2
+    output = x.new_empty(num_rows, size)
+    _gated_product[(triton.cdiv(size, BLOCK_OUT // 2),)](
+        x.contiguous(), weight, output, num_rows, in_size, size, BLOCK_ROWS=padded(num_rows, least=16), BLOCK_OUT=BLOCK_OUT,
+        BLOCK_IN=BLOCK_IN, IN_FLOAT32=IS_INTERPRETED, num_warps=8, num_stages=4,
+    )  # fmt: skip
+    return output
