@@ -14,7 +14,6 @@ from eagle_rt.engine.gathering import Gathering
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.runner import Runner
 from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits
-from eagle_rt.kernels.contenders import compile_now
 from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.models.spec import LayerShape, ModelSpec
 from eagle_rt.resolve import resolve_tree, unused_options
@@ -49,8 +48,6 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     head_dims = {spec.shape.head_dim} | ({head.shape.head_dim} if head else set())
     backend = attention_backend(config.attention_backend, device, dtype, head_dims)
     operations = step_operations(config.attention_backend, config.speculative_score_sharpness)
-    if device == "cpu":
-        compile_now()
     drafter = None
     if head:
         drafter = TreeDrafter(

@@ -1,6 +1,7 @@
 """From a config to a running engine."""
 
 import time
+from contextlib import nullcontext
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.assemble import make_core
@@ -13,11 +14,11 @@ from eagle_rt.engine.gathering import PassCosts
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.profile import find_profile, with_profile
+from eagle_rt.engine.second_process import compile_shared, compiling_beside
 from eagle_rt.kernels.packed_linear import prepare_products
 from eagle_rt.resolve import resolve_device, resolve_tree
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
-from eagle_rt.speculate.compiled import compile_all
 from eagle_rt.speculate.costs import StepCosts
 
 # Alone and beside a shorter one: these make up most of the ways in which `tree_attention` cuts the reading of prompts.
@@ -30,7 +31,8 @@ def build_core(config: EngineConfig, info: ModelInfo) -> tuple[EngineCore, list[
     profile, profile_notes = find_profile(config, info)
     config = with_profile(config, profile)
     resolve_tree(config, config.device)  # a tree that cannot work is refused before anything is loaded
-    models = fitted(load_models(config, info), config, info.tokenizer)
+    with compiling_beside() if config.device == "cpu" else nullcontext():
+        models = fitted(load_models(config, info), config, info.tokenizer)
     core, notes = prepared_core(models, config, profile.costs if profile else None, profile.weights if profile else None)
     return core, profile_notes + notes
 
@@ -42,6 +44,7 @@ def prepared_core(
     resolved, says. costs: what steps cost, if that has been measured; weights: where the acceptance estimator begins."""
     core, notes = make_core(models, config)
     if config.device == "cpu":
+        compile_shared()
         # Drafts of drawn tokens are ranked in another number format than those of greedy ones.
         warm_up(core, [[1]], num_tokens=3, temperatures=(0.0, 1.0))
     elif config.attention_backend == "triton":
@@ -80,8 +83,5 @@ def size_trees(core: EngineCore, config: EngineConfig, costs: StepCosts | None, 
         costs = measured_costs(core)
         notes.append(f"measured what steps cost in {time.perf_counter() - start:.1f} s")
     estimator = AcceptanceEstimator(core.runner.tree_shape.num_steps, weights)
-    start = time.perf_counter()
-    compile_all()
-    notes.append(f"compiled the choosing of trees in {time.perf_counter() - start:.1f} s")
     stepper.policy = AdaptivePolicy(costs, estimator, config.speculative_disable_by_batch_size)
     return notes

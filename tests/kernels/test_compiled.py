@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from numba import njit
-from numba.core import event
 
 from eagle_rt.kernels import compiled
-from eagle_rt.kernels.first_start import NOTICE, Notice
+from eagle_rt.kernels.first_start import NOTICE, before_compiling
 
 
 def test_a_missing_numba_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,22 +28,28 @@ def test_a_missing_numba_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert written.compiled(double) is double
 
 
-def test_compiling_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """And only of functions of ours, whoever else compiles some."""
+def function(module: str) -> Callable[[int], int]:
+    """A new one, compiled when it is called."""
 
-    def function(module: str) -> Callable[[int], int]:
-        def double(value: int) -> int:
-            return 2 * value
+    def double(value: int) -> int:
+        return 2 * value
 
-        double.__module__ = module
-        return njit(double)
+    double.__module__ = module
+    return njit(double)
 
-    with event.install_listener("numba:compile", Notice("compiling")):
+
+def test_something_is_done_before_ours_are_compiled() -> None:
+    """Once, and not for what others compile."""
+    acts: list[str] = []
+    with before_compiling(lambda: acts.append("now")):
         function("another_package")(1)
-        assert "compiling\n" not in capsys.readouterr().err
+        assert not acts
         function("eagle_rt.kernels")(1)
         function("eagle_rt.kernels")(1)
-    assert capsys.readouterr().err.splitlines().count("compiling") == 1
+    with before_compiling(lambda: acts.append("again")):
+        pass
+    function("eagle_rt.kernels")(1)
+    assert acts == ["now"]
 
 
 def test_only_what_is_not_kept_is_compiled_and_said(tmp_path: Path) -> None:
