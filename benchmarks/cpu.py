@@ -27,11 +27,11 @@ from eagle_rt.bench.lossless import gaps_where_parted
 from eagle_rt.bench.report import print_table
 from eagle_rt.bench.sweep import Measurement, Setting, core_for, measure_once, rows
 from eagle_rt.bench.workload import Workload, load_workload
-from eagle_rt.config import DTYPES, EngineConfig, add_flags, config_from_args
+from eagle_rt.config import EngineConfig, add_flags, config_from_args
 from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
 from eagle_rt.engine.params import SamplingParams
-from eagle_rt.resolve import resolve_device
+from eagle_rt.resolve import DTYPES, resolve_device
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 TREES = ["1,1,2", "2,1,3", "3,1,4", "4,1,5", "5,1,6", "2,2,4", "3,2,6", "3,2,8", "4,2,8", "5,4,16", "8,10,60"]

@@ -24,7 +24,7 @@ from benchmarks.gpu_bench import Bench, Rows
 from benchmarks.gpu_parts import PARTS
 from eagle_rt.bench.grow.shapes import SHAPES
 from eagle_rt.bench.report import print_table
-from eagle_rt.config import DTYPES
+from eagle_rt.resolve import DTYPES
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -12,10 +12,11 @@ from eagle_rt.bench.grow.in_memory import grown_models
 from eagle_rt.bench.grow.shapes import SHAPES
 from eagle_rt.bench.sweep import Setting, core_for
 from eagle_rt.bench.workload import Workload, load_workload
-from eagle_rt.config import DTYPES, EngineConfig
+from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
 from eagle_rt.engine.params import SamplingParams
+from eagle_rt.resolve import DTYPES
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 TREES = [(3, 1, 4), (5, 1, 6), (3, 4, 16), (5, 4, 16), (5, 8, 32), (7, 10, 60)]

@@ -4,10 +4,8 @@ import argparse
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-import torch
-
 ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 COUPLINGS = ("auto", "off")
 PREFILL_DELAYS = ("auto", "on", "off")
@@ -40,7 +38,7 @@ class EngineConfig:
         "Precision of weights and cache. auto: on a GPU the checkpoint's; on a CPU bfloat16 where that is faster. "
         "Half the bytes, half the time.",
         "auto",
-        choices=["auto", *DTYPES],
+        choices=["auto", *DTYPE_NAMES],
     )
     device: str = option("model", "auto takes a GPU where there is one.", "auto", choices=["auto", "cpu", "cuda"])
     context_length: int | None = option("model", "Longest prompt plus reply, in tokens. Default: the model's own.", None)
@@ -205,7 +203,7 @@ class EngineConfig:
         require(smallest >= 1, "cuda_graph_bs", smallest, "at least 1")
         fraction = self.mem_fraction_static
         require(fraction is None or 0 < fraction < 1, "mem_fraction_static", fraction, "between 0 and 1")
-        require(self.dtype in ("auto", *DTYPES), "dtype", self.dtype, f"one of auto, {', '.join(DTYPES)}")
+        require(self.dtype in ("auto", *DTYPE_NAMES), "dtype", self.dtype, f"one of auto, {', '.join(DTYPE_NAMES)}")
         algorithm = self.speculative_algorithm
         require(algorithm in (None, *ALGORITHMS), "speculative_algorithm", algorithm, f"one of {', '.join(ALGORITHMS)}")
         coupling = self.speculative_coupling

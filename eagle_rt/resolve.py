@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import torch
 
-from eagle_rt.config import EngineConfig, flag_name, require
+from eagle_rt.config import DTYPE_NAMES, EngineConfig, flag_name, require
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes
 
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 # steps, top-k, draft tokens when none is given: on two CPU cores the tree that paid on every prompt set; unmeasured on a GPU.
 DEFAULT_TREE = {"cpu": (3, 2, 8), "cuda": (5, 4, 16)}
 # A multi-token-prediction layer was trained for one step.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.params import SamplingParams
-from eagle_rt.engine.request import Request, TokenEvent
+from eagle_rt.engine.request import Request, RequestStats, TokenEvent
 from eagle_rt.engine.runner import Runner
 from eagle_rt.engine.scheduler import Scheduler, StepPlan, StepResult
 
@@ -53,12 +53,17 @@ class EngineCore:
         request.stats.is_simulated = self.runner.stepper.simulates
         self.scheduler.submit(request)
 
-    def abort(self, request_id: str) -> TokenEvent | None:
-        """End a request now; None if it has already ended."""
+    def abort(self, request_id: str, *, is_complete: bool = False) -> TokenEvent | None:
+        """End a request now; None if it has already ended. is_complete: nobody gave it up, its text has come to a stop string."""
         request = self.scheduler.abort(request_id)
-        self.metrics.num_aborted += request is not None
         self.runner.forget(request_id)
-        return TokenEvent(request.id, [], request.stats, request.finish_reason) if request else None
+        if not request:
+            return None
+        if is_complete:
+            self._count_finished(request.stats)
+        else:
+            self.metrics.num_aborted += 1
+        return TokenEvent(request.id, [], request.stats, request.finish_reason)
 
     def step(self) -> list[TokenEvent]:
         """Plan, run, commit. A captured step is launched before the one ahead of it is read: its events come one call later."""
@@ -90,12 +95,15 @@ class EngineCore:
             if not is_gone:
                 metrics.count_decode(len(tokens) - 1, num_drafted, is_broken)
         metrics.num_generated_tokens += sum(len(event.tokens) for event in events)
-        finished = [event.request_id for event in events if event.finish_reason]
-        metrics.num_finished += len(finished)
-        for request_id in finished:
-            self.runner.forget(request_id)
-        metrics.num_cached_prompt_tokens += sum(event.stats.num_prompt_tokens_cached for event in events if event.finish_reason)
+        for event in events:
+            if event.finish_reason:
+                self._count_finished(event.stats)
+                self.runner.forget(event.request_id)
         return events
+
+    def _count_finished(self, stats: RequestStats) -> None:
+        self.metrics.num_finished += 1
+        self.metrics.num_cached_prompt_tokens += stats.num_prompt_tokens_cached
 
     def forget_metrics(self) -> None:
         """Count from here on, as if nothing had run before: after a warm-up."""

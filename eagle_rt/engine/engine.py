@@ -101,7 +101,7 @@ class Engine:
                     raise event
                 replies[request_id].push(event)
                 if replies[request_id].finish_reason:
-                    self._end(request_id)
+                    self._end(request_id, is_complete=True)
                     unfinished.discard(request_id)
         finally:
             for request_id in unfinished:
@@ -134,7 +134,7 @@ class Engine:
                 delta = reply.push(event)
                 yield {**reply_dict(reply), "delta": delta.text}
         finally:
-            self._end(request_id)
+            self._end(request_id, is_complete=bool(reply.finish_reason))
 
     def _sampling_params(self, given: dict[str, Any] | SamplingParams | None) -> SamplingParams:
         return sampling_params(given, self.info.sampling_defaults)
@@ -150,10 +150,10 @@ class Engine:
         self._listeners[request_id] = listener
         self._commands.put(Submit(request_id, tokens, params))
 
-    def _end(self, request_id: str) -> None:
+    def _end(self, request_id: str, *, is_complete: bool = False) -> None:
         """Forget a reply; what the engine still does for it, past a stop string or for a reader who left, is stopped."""
         if self._listeners.pop(request_id, None):
-            self._commands.put(Abort(request_id))
+            self._commands.put(Abort(request_id, is_complete))
 
     def _serve(self, started: "Future[tuple[EngineCore, list[str]]]") -> None:
         """Builds the engine on the thread that runs it: OpenMP keeps a team for each thread that has ever called it, and with more

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from eagle_rt.config import DTYPES, EngineConfig
+from eagle_rt.config import EngineConfig
 from eagle_rt.kernels.processor import has_bfloat16_products, has_byte_products
 from eagle_rt.kernels.products import has_own_kernels, takes_own_kernel
 from eagle_rt.models.decoder import Decoder, load_decoder
@@ -18,6 +18,7 @@ from eagle_rt.models.heads.spec import check_feature_layers
 from eagle_rt.models.spec import ModelSpec, model_spec, read_config
 from eagle_rt.models.tokenizer import end_token_ids, generation_config, load_tokenizer, sampling_defaults
 from eagle_rt.models.weights import checkpoint_dir
+from eagle_rt.resolve import DTYPES
 from eagle_rt.token_map.load import load_token_map, with_tokens
 
 BUILT_IN = Path(__file__).parents[1] / "demo" / "weights"

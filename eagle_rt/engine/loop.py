@@ -39,7 +39,7 @@ def run_loop(core: EngineCore, receive: Callable[[bool], list[Command]], report:
 
 def obey(core: EngineCore, command: Submit | Abort, report: Callable[[Report], None]) -> None:
     if isinstance(command, Abort):
-        event = core.abort(command.request_id)
+        event = core.abort(command.request_id, is_complete=command.is_complete)
         if event:
             report(event)
         return

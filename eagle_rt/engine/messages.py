@@ -19,7 +19,10 @@ class Submit:
 
 @dataclass(frozen=True)
 class Abort:
+    """is_complete: nobody gave the request up, its text has come to a stop string."""
+
     request_id: str
+    is_complete: bool = False
 
 
 @dataclass(frozen=True)

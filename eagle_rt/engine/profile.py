@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from eagle_rt.config import DTYPES, EngineConfig
+from eagle_rt.config import EngineConfig
 from eagle_rt.engine.load import ModelInfo, head_dir, resolve_dtype
 from eagle_rt.kernels.processor import processor_name
 from eagle_rt.models.spec import model_spec, read_config
+from eagle_rt.resolve import DTYPES
 from eagle_rt.speculate.acceptance import NUM_SHARED
 from eagle_rt.speculate.costs import StepCosts, costs_from_json
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes

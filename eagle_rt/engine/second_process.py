@@ -33,8 +33,8 @@ def compiling_beside() -> Iterator[None]:
 
     def start() -> None:
         command = [sys.executable, "-c", f"from {__name__} import compile_shared; compile_shared()"]
-        silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        started.append(subprocess.Popen(command, **silent))
+        nowhere = subprocess.DEVNULL
+        started.append(subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere))
 
     with before_compiling(start):
         yield

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from eagle_rt.config import DTYPES
 from eagle_rt.models.rope import RopeSpec, rope_from_config
+from eagle_rt.resolve import DTYPES
 
 # Architectures, and whether the config's `sliding_window` applies where `use_sliding_window` is not set (None: it never does).
 # Everything else in which they differ (biases, norms on queries and keys) is read off the tensors in the file.

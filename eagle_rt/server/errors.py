@@ -7,7 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from eagle_rt.server.service import EngineDiedError
+from eagle_rt.server.process import EngineDiedError
 
 
 class ApiError(Exception):

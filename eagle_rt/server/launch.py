@@ -1,30 +1,13 @@
-"""Starting and stopping the server."""
+"""Starting the server. Nothing here imports what takes seconds before the engine's process, which does so too, has been started."""
 
 import argparse
 import asyncio
-import contextlib
 import logging
-import signal
 import socket
 import sys
-from collections.abc import Iterator
-
-import uvicorn
 
 from eagle_rt.config import EngineConfig
-from eagle_rt.engine.load import model_info
-from eagle_rt.server.app import create_app
-from eagle_rt.server.service import EngineDiedError, EngineService
-
-DRAIN_SECONDS = 60
-
-
-class DrainingServer(uvicorn.Server):
-    """Finishes the requests in flight when it is told to stop, and leaves the signals that say so to its caller."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+from eagle_rt.server.process import EngineDiedError, EngineProcess
 
 
 def serve(config: EngineConfig, options: argparse.Namespace) -> int:
@@ -37,11 +20,18 @@ def serve(config: EngineConfig, options: argparse.Namespace) -> int:
         listener = listening_socket(options.host, options.port)
     except OSError as error:
         return fail(f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another --port")
+    process = EngineProcess(config, options.log_level)
     try:
-        return asyncio.run(run_server(config, options, listener))
+        from eagle_rt.server.run import run_server  # with torch and transformers
+
+        asyncio.run(run_server(process, config, options, listener))
+        return 0
     except (ValueError, FileNotFoundError, EngineDiedError) as error:
         return fail(str(error))
+    except KeyboardInterrupt:
+        return fail("stopped before it served")
     finally:
+        process.end()
         listener.close()
 
 
@@ -56,42 +46,3 @@ def listening_socket(host: str, port: int) -> socket.socket:
 def fail(reason: str) -> int:
     print(f"error: {reason}", file=sys.stderr)
     return 1
-
-
-async def run_server(config: EngineConfig, options: argparse.Namespace, listener: socket.socket) -> int:
-    info = model_info(config)
-    service = EngineService(config, info, options.log_level)
-    try:
-        await service.start()
-        model_name = options.served_model_name or info.name
-        app = create_app(service, model_name, options.api_key)
-        server = DrainingServer(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=DRAIN_SECONDS))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
-        for note in service.notes:
-            print(note)
-        print(how_to_talk(options.host, listener.getsockname()[1], model_name), flush=True)
-        watching = asyncio.create_task(stop_when_dead(service, server))
-        await server.serve(sockets=[listener])
-        watching.cancel()
-        return 0 if service.death is None else fail(f"the engine has died: {service.death}")
-    finally:
-        await service.stop()
-
-
-async def stop_when_dead(service: EngineService, server: uvicorn.Server) -> None:
-    await service.has_died.wait()
-    await asyncio.sleep(1)  # requests in flight are answered with 503 first
-    server.should_exit = True
-
-
-def how_to_talk(host: str, port: int, model_name: str) -> str:
-    place = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    body = (
-        f'{{"model": "{model_name}", "messages": [{{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}}]}}'
-    )
-    return (
-        f"serving {model_name} at http://{place}:{port} (Ctrl-C stops it). Talk to it with any OpenAI client "
-        f"(base_url http://{place}:{port}/v1), or:\n"
-        f"  curl http://{place}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
-    )

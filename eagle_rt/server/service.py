@@ -3,15 +3,11 @@
 import asyncio
 import itertools
 import logging
-import multiprocessing
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.engine import nth_params
@@ -21,19 +17,15 @@ from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.request import TokenEvent
 from eagle_rt.engine.text import Reply, TextDelta
-from eagle_rt.server.worker import run_worker
+from eagle_rt.server.process import EngineDiedError, EngineProcess
 
 logger = logging.getLogger(__name__)
 
 
-class EngineDiedError(Exception):
-    """The engine process is gone; the message is what it said last."""
-
-
 class EngineService:
-    """Owns the engine process. Everything here runs on one asyncio loop."""
+    """Talks to the engine process. Everything here runs on one asyncio loop."""
 
-    def __init__(self, config: EngineConfig, info: ModelInfo, log_level: str) -> None:
+    def __init__(self, process: EngineProcess, config: EngineConfig, info: ModelInfo) -> None:
         self.config = config
         self.info = info
         self.metrics = EngineMetrics()
@@ -43,16 +35,7 @@ class EngineService:
         self.has_died = asyncio.Event()
         self._listeners: dict[str, asyncio.Queue[tuple[str, TokenEvent | Exception]]] = {}
         self._ids = itertools.count()
-        self._socket_dir = tempfile.TemporaryDirectory(prefix="eagle_rt-")
-        addresses = [f"ipc://{Path(self._socket_dir.name) / name}" for name in ("commands", "reports")]
-        context = zmq.asyncio.Context()
-        self._context = context
-        self._commands, self._reports = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-        self._commands.bind(addresses[0])
-        self._reports.bind(addresses[1])
-        spawn = multiprocessing.get_context("spawn")
-        self._process = spawn.Process(target=run_worker, args=(config, *addresses, log_level), name="eagle_rt engine")
-        self._process.start()
+        self._process = process
 
     async def start(self) -> None:
         """Wait until the engine can serve.
@@ -71,15 +54,11 @@ class EngineService:
 
     async def stop(self) -> None:
         """Let the engine process end, and wait for it."""
-        if self._process.is_alive():
+        if self._process.is_alive:
             # A worker that has failed closes its sockets before it ends: waiting for a reader could take forever.
             with suppress(zmq.Again):
-                await self._commands.send(encode(Shutdown()), zmq.DONTWAIT)
+                await self._process.commands.send(encode(Shutdown()), zmq.DONTWAIT)
             await asyncio.to_thread(self._process.join, 10)
-        if self._process.is_alive():
-            self._process.kill()
-        self._context.destroy(linger=0)
-        self._socket_dir.cleanup()
 
     def generate(self, prompts: list[list[int]], params: SamplingParams) -> "Generation":
         return Generation(self, prompts, params)
@@ -92,20 +71,20 @@ class EngineService:
         await self._send(Submit(request_id, tokens, params))
         return request_id
 
-    def end(self, request_id: str) -> None:
+    def end(self, request_id: str, *, is_complete: bool = False) -> None:
         """No one waits for this reply any more: the engine drops what is left of it."""
         if self._listeners.pop(request_id, None) is not None and self.death is None:
-            asyncio.get_running_loop().create_task(self._send(Abort(request_id)))
+            asyncio.get_running_loop().create_task(self._send(Abort(request_id, is_complete)))
 
     async def _send(self, command: Command) -> None:
-        await self._commands.send(encode(command))
+        await self._process.commands.send(encode(command))
 
     async def _next_report(self) -> Any:
         """The next report, or `Failed` when the process is gone without one."""
-        while not await self._reports.poll(500):
-            if not self._process.is_alive():
-                return Failed(f"the engine process ended with exit code {self._process.exitcode}", is_user_error=False)
-        return decode(await self._reports.recv())
+        while not await self._process.reports.poll(500):
+            if not self._process.is_alive:
+                return Failed(f"the engine process ended with exit code {self._process.exit_code}", is_user_error=False)
+        return decode(await self._process.reports.recv())
 
     async def _pump(self) -> None:
         """Hand every report to whom it concerns."""
@@ -162,7 +141,7 @@ class Generation:
                     continue
                 delta = self.replies[index].push(event)
                 if delta.finish_reason:
-                    self._service.end(request_id)
+                    self._service.end(request_id, is_complete=True)
                     del self._indices[request_id]
                 yield index, delta
         finally:

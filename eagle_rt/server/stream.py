@@ -7,7 +7,8 @@ import orjson
 
 from eagle_rt.engine.engine import reply_dict
 from eagle_rt.server.errors import error_body
-from eagle_rt.server.service import EngineDiedError, Generation
+from eagle_rt.server.process import EngineDiedError
+from eagle_rt.server.service import Generation
 
 DONE = b"data: [DONE]\n\n"
 

@@ -8,9 +8,6 @@ import traceback
 import zmq
 
 from eagle_rt.config import EngineConfig
-from eagle_rt.engine.build import build_core
-from eagle_rt.engine.load import model_info
-from eagle_rt.engine.loop import run_loop
 from eagle_rt.engine.messages import Command, Failed, Report, Shutdown, Started, decode, encode
 
 
@@ -38,6 +35,11 @@ def run_worker(config: EngineConfig, commands_address: str, reports_address: str
         reports.send(encode(message))
 
     try:
+        # Whoever names this function, to start the process, has not imported torch yet.
+        from eagle_rt.engine.build import build_core
+        from eagle_rt.engine.load import model_info
+        from eagle_rt.engine.loop import run_loop
+
         core, notes = build_core(config, model_info(config))
         report(Started(notes, core.scheduler.limits.context_length))
         run_loop(core, receive, report)

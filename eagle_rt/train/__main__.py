@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from eagle_rt.config import DTYPES, add_flags, config_from_args
+from eagle_rt.config import add_flags, config_from_args
 from eagle_rt.engine.assemble import make_core
 from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.engine.params import SamplingParams
-from eagle_rt.resolve import resolve_device
+from eagle_rt.resolve import DTYPES, resolve_device
 from eagle_rt.train.batches import row_texts
 from eagle_rt.train.dialogues import read_dialogues
 from eagle_rt.train.export import export_head

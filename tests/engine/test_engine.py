@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,26 @@ def test_streams_run_side_by_side(engine: Engine) -> None:
         assert streamed == whole == engine.generate(prompt, GREEDY)["text"]
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_stop_string_finishes_a_request(engine: Engine, streams: bool) -> None:
+    """Which nobody has given up, though the engine would go on with it."""
+    text = engine.generate("hello", GREEDY)["text"]
+    setting = {**GREEDY, "max_new_tokens": 400, "stop": text[2:4]}
+
+    async def read() -> dict[str, Any]:
+        return [item async for item in engine.stream("hello", setting)][-1]
+
+    before = engine.metrics()
+    num_finished, num_aborted = before.num_finished, before.num_aborted
+    reply = asyncio.run(read()) if streams else engine.generate("hello", setting)
+    assert reply["text"] == text[: text.index(text[2:4])]
+    engine.generate("hello", {**GREEDY, "max_new_tokens": 1})  # when this is answered the engine has heard of the other's end
+    assert (engine.metrics().num_finished, engine.metrics().num_aborted) == (num_finished + 2, num_aborted)
+
+
 def test_leaving_a_stream_aborts_it(engine: Engine) -> None:
+    num_aborted = engine.metrics().num_aborted
+
     async def leave() -> None:
         stream = engine.stream("hello", {**GREEDY, "max_new_tokens": 400})
         async for _ in stream:
@@ -86,6 +106,7 @@ def test_leaving_a_stream_aborts_it(engine: Engine) -> None:
     asyncio.run(leave())
     engine.generate("hello", GREEDY)
     assert engine.metrics().num_running == 0
+    assert engine.metrics().num_aborted == num_aborted + 1
 
 
 @pytest.mark.parametrize(

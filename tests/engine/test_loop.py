@@ -8,7 +8,7 @@ from engines import make_core
 
 from eagle_rt.engine import loop
 from eagle_rt.engine.loop import run_loop
-from eagle_rt.engine.messages import Abort, Command, Rejected, Report, Shutdown, Submit
+from eagle_rt.engine.messages import Abort, Command, Rejected, Report, Shutdown, Submit, decode, encode
 from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.request import TokenEvent
@@ -47,6 +47,14 @@ def test_every_request_is_answered_to_its_end(target_dir: Path) -> None:
     assert ends == {"good": "length", "gone": "abort", "late": "length"}
     assert tokens["good"] == tokens["late"] == 8
     assert [report for report in reports if isinstance(report, Rejected)] == [Rejected("empty", "the prompt is empty")]
+
+
+def test_what_has_come_to_a_stop_string_is_finished(target_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "METRICS_INTERVAL", 0.0)
+    started = [Submit(name, [5, 6, 7], SETTING) for name in ("stopped", "given up", "left alone")]
+    ended = [decode(encode(Abort("stopped", is_complete=True))), Abort("given up")]
+    metrics = [report for report in serve(target_dir, [started, [], ended]) if isinstance(report, EngineMetrics)][-1]
+    assert (metrics.num_finished, metrics.num_aborted) == (2, 1)
 
 
 def test_totals_are_reported_and_logged(

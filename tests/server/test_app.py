@@ -1,11 +1,6 @@
 """The whole server, as its users meet it: a process on a port, and the openai client."""
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,65 +9,9 @@ from pathlib import Path
 import openai
 import pytest
 import requests
+from servers import Server
 
 import bench_speculative
-from eagle_rt.engine.load import BUILT_IN
-
-ROOT = Path(__file__).parents[2]
-START_SECONDS = 120
-
-
-class Server:
-    def __init__(self, *flags: str) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.process = subprocess.Popen(
-            [sys.executable, "launch_server.py", "--port", str(self.port), *flags],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.output: list[str] = []
-        threading.Thread(target=self._drain, daemon=True).start()
-
-    def _drain(self) -> None:
-        assert self.process.stdout is not None
-        self.output.extend(self.process.stdout)
-
-    def wait_until_up(self) -> "Server":
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, "".join(self.output)
-            try:
-                if requests.get(f"{self.url}/health", timeout=2).status_code == 200:
-                    return self
-            except requests.RequestException:
-                pass
-            time.sleep(0.2)
-        raise AssertionError("the server did not start: " + "".join(self.output))
-
-    def post(self, path: str, body: object, **options: object) -> requests.Response:
-        return requests.post(self.url + path, json=body, timeout=60, **options)
-
-    def metric(self, name: str) -> float:
-        for line in requests.get(f"{self.url}/metrics", timeout=5).text.splitlines():
-            if line.startswith(f"eagle_rt:{name} "):
-                return float(line.split()[1])
-        raise AssertionError(f"no metric {name}")
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        return self.process.wait(30)
-
-    def text(self) -> str:
-        return "".join(self.output)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -296,74 +235,3 @@ def test_the_benchmark_against_a_server(server: Server, target_dir: Path, capsys
     rows = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["rows"]
     assert [row["batch_size"] for row in rows] == [1, 4]
     assert all(row["tokens_per_second"] > 0 and row["mean_accepted_tokens"] >= 1 for row in rows)
-
-
-def test_the_death_of_the_engine_is_answered_and_ends_the_server(target_dir: Path) -> None:
-    server = Server("--model-path", str(target_dir), "--max-total-tokens", "4096", "--device", "cpu", "--api-key", "secret")
-    server.wait_until_up()
-    assert server.post("/v1/completions", {"prompt": "a"}).status_code == 401
-    statuses: list[int] = []
-
-    def ask() -> None:
-        body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True, "n": 32}  # long enough to be there when the engine dies
-        statuses.append(server.post("/v1/completions", body, headers={"Authorization": "Bearer secret"}).status_code)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    time.sleep(0.5)
-    children = subprocess.run(["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True, check=True).stdout.split()
-    for child in children:
-        command = Path(f"/proc/{child}/cmdline").read_text()
-        if "spawn_main" in command:
-            os.kill(int(child), signal.SIGKILL)
-    asking.join(20)
-    assert statuses == [503]
-    assert server.process.wait(30) == 1
-    time.sleep(0.5)
-    assert "the engine process ended with exit code -9" in server.text()
-
-
-def test_ctrl_c_lets_requests_finish(target_dir: Path) -> None:
-    server = Server("--model-path", str(target_dir), "--max-total-tokens", "4096", "--device", "cpu").wait_until_up()
-    replies: list[requests.Response] = []
-    body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
-    asking = threading.Thread(target=lambda: replies.append(server.post("/v1/completions", body)))
-    asking.start()
-    deadline = time.monotonic() + 10
-    while not replies and server.metric("requests_running") == 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert server.stop() == 0
-    asking.join(20)
-    assert replies[0].json()["usage"]["completion_tokens"] == 400
-
-
-def test_a_port_in_use_is_one_line_and_exit_1(server: Server) -> None:
-    result = subprocess.run(
-        [sys.executable, "launch_server.py", "--port", str(server.port)], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 1
-    assert result.stderr.strip().splitlines() == [
-        f"error: cannot listen on 127.0.0.1:{server.port}: Address already in use; choose another --port"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--model-path", "/no/such/model"], "/no/such/model does not exist"),
-        (["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "1", "--speculative-eagle-topk", "2",
-          "--speculative-num-draft-tokens", "9"], "ask for at most 3"),
-        (["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(BUILT_IN / "eagle3")],
-         "holds an EAGLE3 head: use --speculative-algorithm EAGLE3"),
-        (["--page-size", "0"], "--page-size is 0"),
-    ],
-    ids=["model", "tree", "algorithm", "page"],
-)  # fmt: skip
-def test_what_cannot_start_says_why(flags: list[str], message: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "launch_server.py", "--port", "0", *flags], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 1
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr

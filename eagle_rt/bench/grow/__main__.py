@@ -19,12 +19,12 @@ from tqdm import tqdm
 
 from eagle_rt.bench.grow.shapes import SHAPES, GrownShape, large_layer_shape
 from eagle_rt.bench.grow.tensors import grown_head, grown_target
-from eagle_rt.config import DTYPES
 from eagle_rt.engine.load import BUILT_IN
 from eagle_rt.models.heads.load import head_name
 from eagle_rt.models.heads.spec import flat_config
 from eagle_rt.models.spec import read_config
 from eagle_rt.models.weights import Checkpoint
+from eagle_rt.resolve import DTYPES
 
 MAX_SHARD_BYTES = 4 * 10**9
 

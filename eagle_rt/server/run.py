@@ -1,0 +1,72 @@
+"""The server while it runs."""
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from eagle_rt.config import EngineConfig
+from eagle_rt.engine.load import model_info
+from eagle_rt.server.app import create_app
+from eagle_rt.server.process import EngineDiedError, EngineProcess
+from eagle_rt.server.service import EngineService
+
+DRAIN_SECONDS = 60
+
+
+class DrainingServer(uvicorn.Server):
+    """Finishes the requests in flight when it is told to stop, and leaves the signals that say so to its caller."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def run_server(process: EngineProcess, config: EngineConfig, options: argparse.Namespace, listener: socket.socket) -> None:
+    """Serve what the engine's process does, as soon as it does, until told to stop.
+
+    Raises:
+        FileNotFoundError, ValueError: the model cannot be read. EngineDiedError: the engine cannot start, or
+            has died.
+    """
+    info = model_info(config)
+    service = EngineService(process, config, info)
+    await service.start()
+    try:
+        model_name = options.served_model_name or info.name
+        app = create_app(service, model_name, options.api_key)
+        server = DrainingServer(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=DRAIN_SECONDS))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
+        for note in service.notes:
+            print(note)
+        print(how_to_talk(options.host, listener.getsockname()[1], model_name), flush=True)
+        watching = asyncio.create_task(stop_when_dead(service, server))
+        await server.serve(sockets=[listener])
+        watching.cancel()
+        if service.death is not None:
+            raise EngineDiedError(f"the engine has died: {service.death}")
+    finally:
+        await service.stop()
+
+
+async def stop_when_dead(service: EngineService, server: uvicorn.Server) -> None:
+    await service.has_died.wait()
+    await asyncio.sleep(1)  # requests in flight are answered with 503 first
+    server.should_exit = True
+
+
+def how_to_talk(host: str, port: int, model_name: str) -> str:
+    place = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    body = (
+        f'{{"model": "{model_name}", "messages": [{{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}}]}}'
+    )
+    return (
+        f"serving {model_name} at http://{place}:{port} (Ctrl-C stops it). Talk to it with any OpenAI client "
+        f"(base_url http://{place}:{port}/v1), or:\n"
+        f"  curl http://{place}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+    )

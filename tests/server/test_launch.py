@@ -1,0 +1,113 @@
+"""The server as a process: how it starts, ends, and says what is wrong."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import requests
+from servers import ROOT, Server
+
+from eagle_rt.engine.load import BUILT_IN
+
+
+def launched(*flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "launch_server.py", *flags], cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def children_of(server: Server) -> list[int]:
+    """The processes that are engines."""
+    found = subprocess.run(
+        ["pgrep", "-P", str(server.process.pid), "-f", "spawn_main"], capture_output=True, text=True, check=False
+    )
+    return [int(child) for child in found.stdout.split()]
+
+
+def test_nothing_slow_is_imported_before_the_engine_has_been_started() -> None:
+    program = "import sys, launch_server; print(sorted({'torch', 'transformers', 'uvicorn'} & set(sys.modules)))"
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True).strip() == "[]"
+
+
+def test_the_death_of_the_engine_is_answered_and_ends_the_server(target_dir: Path) -> None:
+    server = Server("--model-path", str(target_dir), "--max-total-tokens", "4096", "--device", "cpu", "--api-key", "secret")
+    server.wait_until_up()
+    assert server.post("/v1/completions", {"prompt": "a"}).status_code == 401
+    statuses: list[int] = []
+
+    def ask() -> None:
+        body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True, "n": 32}  # long enough to be there when the engine dies
+        statuses.append(server.post("/v1/completions", body, headers={"Authorization": "Bearer secret"}).status_code)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.5)
+    for child in children_of(server):
+        os.kill(child, signal.SIGKILL)
+    asking.join(20)
+    assert statuses == [503]
+    assert server.process.wait(30) == 1
+    time.sleep(0.5)
+    assert "the engine process ended with exit code -9" in server.text()
+
+
+def test_ctrl_c_lets_requests_finish(target_dir: Path) -> None:
+    server = Server("--model-path", str(target_dir), "--max-total-tokens", "4096", "--device", "cpu").wait_until_up()
+    replies: list[requests.Response] = []
+    body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+    asking = threading.Thread(target=lambda: replies.append(server.post("/v1/completions", body)))
+    asking.start()
+    deadline = time.monotonic() + 10
+    while not replies and server.metric("requests_running") == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert server.stop() == 0
+    asking.join(20)
+    assert replies[0].json()["usage"]["completion_tokens"] == 400
+
+
+def test_ctrl_c_while_it_starts(target_dir: Path) -> None:
+    """Nobody waits for models that are being loaded."""
+    server = Server("--model-path", str(target_dir), "--device", "cpu")
+    while not children_of(server):
+        time.sleep(0.05)
+    time.sleep(0.5)
+    (child,) = children_of(server)
+    assert server.stop() == 1
+    assert "Traceback" not in server.text()
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_port_in_use_is_one_line_and_exit_1() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        result = launched("--port", str(port))
+    assert result.returncode == 1
+    assert result.stderr.strip().splitlines() == [
+        f"error: cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model-path", "/no/such/model"], "/no/such/model does not exist"),
+        (["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "1", "--speculative-eagle-topk", "2",
+          "--speculative-num-draft-tokens", "9"], "ask for at most 3"),
+        (["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(BUILT_IN / "eagle3")],
+         "holds an EAGLE3 head: use --speculative-algorithm EAGLE3"),
+        (["--page-size", "0"], "--page-size is 0"),
+    ],
+    ids=["model", "tree", "algorithm", "page"],
+)  # fmt: skip
+def test_what_cannot_start_says_why(flags: list[str], message: str) -> None:
+    result = launched("--port", "0", *flags)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
