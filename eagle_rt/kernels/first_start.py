@@ -7,7 +7,7 @@ from typing import Any
 
 from numba.core import event
 
-NOTICE = "compiling kernels for this processor, which are kept: at the very first start that takes a minute or two"
+NOTICE = "compiling kernels for this processor, which are kept: at the very first start that takes about a minute"
 
 
 class BeforeCompiling(event.Listener):
