@@ -10,7 +10,7 @@ serve: $(VENV)/.installed
 	$(BIN)/python launch_server.py --speculative-algorithm EAGLE3 $(ARGS)
 
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
