@@ -18,7 +18,7 @@ LAYERS = [
     {"cache"},
     {"resolve"},
     BOTTOM,
-    {"tree_shape"},
+    {"tree_shape", "logprobs"},
 ]
 # Within a layer: demo is made by train. Everything else there stands alone.
 ALLOWED_SIBLINGS = {("demo", "train")}

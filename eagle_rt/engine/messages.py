@@ -7,6 +7,7 @@ import orjson
 from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.request import RequestStats, TokenEvent
+from eagle_rt.logprobs import TokenLogprob
 from eagle_rt.speculate.acceptance import Calibration
 
 
@@ -71,4 +72,6 @@ def decode(data: bytes) -> Command | Report:
         fields["calibration"] = Calibration(**fields["calibration"])
     if name == "TokenEvent":
         fields["stats"] = RequestStats(**fields["stats"])
+        if fields["logprobs"]:
+            fields["logprobs"] = [TokenLogprob(own["value"], [(*best,) for best in own["top"]]) for own in fields["logprobs"]]
     return KINDS[name](**fields)

@@ -76,7 +76,8 @@ class SamplingParams:
     model's own end tokens, which `ignore_eos` switches off. n: replies per prompt; reply i uses seed + i. speculative: none, or
     less than the engine would draft; the text is the same. frequency_penalty and presence_penalty are taken off the logits of
     tokens that the reply has said, for each time and once; repetition_penalty divides logits above 0 of tokens that prompt or
-    reply have said and multiplies those below; logit_bias is added to those of (token id, bias).
+    reply have said and multiplies those below; logit_bias is added to those of (token id, bias). logprobs: tell how likely the
+    model held each token to be, and the so many likeliest ones.
 
     Raises:
         ValueError: a value has the wrong type, or is out of range.
@@ -101,6 +102,7 @@ class SamplingParams:
     logit_bias: Annotated[
         tuple[Annotated[tuple[TokenId, Bias], Field(strict=False)], ...], Field(strict=False), BeforeValidator(pairs)
     ] = ()
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property
     def has_penalties(self) -> bool:

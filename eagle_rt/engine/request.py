@@ -5,6 +5,7 @@ from typing import Any
 
 from eagle_rt.cache.prefix import CachedPage
 from eagle_rt.engine.params import SamplingParams
+from eagle_rt.logprobs import TokenLogprob
 from eagle_rt.tree_shape import TreeShape
 
 
@@ -82,10 +83,12 @@ class Request:
 class TokenEvent:
     """Tokens that a request gained in one step, its counts so far, and with the last ones why it ended.
 
-    finish_reason: {"type": "stop", "matched": token id}, {"type": "length", "length": n} or {"type": "abort"}.
+    finish_reason: {"type": "stop", "matched": token id}, {"type": "length", "length": n} or {"type": "abort"}. logprobs: of the
+    tokens, if it has asked for them.
     """
 
     request_id: str
     tokens: list[int]
     stats: RequestStats
     finish_reason: dict[str, Any] | None = None
+    logprobs: list[TokenLogprob] | None = None

@@ -10,15 +10,17 @@ from eagle_rt.batch import Batch, to_device
 from eagle_rt.engine.clocks import DeviceClock, StepClock
 from eagle_rt.engine.gathering import PassCosts
 from eagle_rt.engine.graphs import StepGraph, StepGraphs
+from eagle_rt.engine.logprobs import logprobs_of, logprobs_of_each, logprobs_of_trees, want_logprobs
 from eagle_rt.engine.prepare import decode_sequences, host_sequences, prefill_batch, prefilled_sequence, sampling_batch
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk, StepPlan, StepResult
+from eagle_rt.logprobs import Logprobs
 from eagle_rt.speculate.host_step import HostOutcome, HostStepper, plain_step
 from eagle_rt.speculate.step import Stepper
 from eagle_rt.speculate.tree_choice import FixedTree, TreeChoice
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
-NOTHING_DECODED = HostOutcome([], [], [], has_read=False)
+NOTHING_DECODED = HostOutcome([], [], [], False, torch.empty(0, 0), [])
 
 
 class Runner:
@@ -59,10 +61,10 @@ class Runner:
             return self._run_on_host(plan, stepper)
         tree = self._tree_for(plan.decodes)
         # A captured step runs while the host launches the passes that read prompts.
-        decoded = self._start_decoding(plan.decodes, tree) if plan.decodes else list
-        prefilled = self.start_prefill(plan.chunks) if plan.chunks else list
-        rows = decoded()
-        return result_of(prefilled(), rows, tree)
+        decoded = self._start_decoding(plan.decodes, tree) if plan.decodes else lambda: ([], {})
+        prefilled = self.start_prefill(plan.chunks) if plan.chunks else lambda: ([], {})
+        (rows, logprobs), (tokens, others) = decoded(), prefilled()
+        return result_of(tokens, rows, tree, logprobs | others)
 
     @property
     def host_stepper(self) -> HostStepper | None:
@@ -100,7 +102,7 @@ class Runner:
 
         def result() -> StepResult:
             self.clock.start()
-            return result_of([], rows(), tree)
+            return result_of([], rows(), tree, {})
 
         return result
 
@@ -130,7 +132,7 @@ class Runner:
         self.choice.learn(tree, [row[0] for row in rows], ms, is_sampled=is_sampled(requests))
 
     def _graph_for(self, requests: tuple[Request, ...], tree: TreeShape) -> StepGraph | None:
-        if not self.graphs:
+        if not self.graphs or want_logprobs(requests):
             return None
         has_penalties = any(request.sampling.has_penalties for request in requests)
         return self.graphs.find(len(requests), tree, has_penalties=has_penalties)
@@ -144,18 +146,20 @@ class Runner:
             outcome = stepper.step(sequences, sampling, self.clock.mark)
             if outcome.has_read:
                 have_read += plan.decodes
-        prefilled = self._prefill_on_host(plan, stepper) if plan.chunks else []
+        prefilled, others = self._prefill_on_host(plan, stepper) if plan.chunks else ([], {})
         rows = stepper.drafter.rows
         head_rows = {request.id: rows[request.id].num_made for request in have_read}
-        return StepResult(prefilled, outcome.tokens, outcome.num_drafted, outcome.is_broken, head_rows)
+        logprobs = logprobs_of(plan.decodes, outcome.logits, outcome.rows, outcome.tokens) | others
+        return StepResult(prefilled, outcome.tokens, outcome.num_drafted, outcome.is_broken, head_rows, logprobs)
 
-    def _prefill_on_host(self, plan: StepPlan, stepper: HostStepper) -> list[int]:
+    def _prefill_on_host(self, plan: StepPlan, stepper: HostStepper) -> tuple[list[int], Logprobs]:
         """As `start_prefill`, but the head reads later, when it drafts, with what other texts have gained: a pass of its own would
         cost more, and if it never drafts it need not read."""
         chunks, clock = plan.chunks, DeviceClock(is_gpu=self._device == "cuda")
         batch = prefill_batch(chunks, self._page_size, self._device)
         output = stepper.target.forward(batch, stepper.pool, self.stepper.backend, stepper.feature_layers)
-        chosen = self._choose(output.hidden, *self._ends(chunks, batch))
+        ending, last_rows = self._ends(chunks, batch)
+        chosen, logits = self._choose(output.hidden, ending, last_rows)
         clock.stop()
         tokens = chosen.tolist()
         self.pass_costs.learn(len(batch.tokens), clock.wait())
@@ -173,40 +177,46 @@ class Runner:
         if behind:
             drafter.catch_up(behind)
         stepper.skip_pause()
+        logprobs = logprobs_of_each([chunk.request for chunk in ending], logits, tokens)
         self.clock.mark("prefill")
-        return tokens
+        return tokens, logprobs
 
-    def _start_decoding(self, requests: tuple[Request, ...], tree: TreeShape) -> Callable[[], list[list[int]]]:
+    def _start_decoding(self, requests: tuple[Request, ...], tree: TreeShape) -> Callable[[], tuple[list[list[int]], Logprobs]]:
         """A captured step runs on beside the host; any other has been made when this returns. Either gives `StepOutcome.rows`."""
         if graph := self._graph_for(requests, tree):
-            return self._launch(graph, requests, tree, follows=False)
-        rows = self._decode(requests, tree)
-        return lambda: rows
+            rows = self._launch(graph, requests, tree, follows=False)
+            return lambda: (rows(), {})
+        decoded = self._decode(requests, tree)
+        return lambda: decoded
 
-    def _decode(self, requests: tuple[Request, ...], tree: TreeShape) -> list[list[int]]:
+    def _decode(self, requests: tuple[Request, ...], tree: TreeShape) -> tuple[list[list[int]], Logprobs]:
         if self._device == "cpu" and not self.stepper.drafter:
-            return [[1, False, token] for token in self._plain_step(requests)]
+            return self._plain_step(requests)
         sequences = decode_sequences(requests, self.tree_shape.num_scratch_rows, self._page_size, self._device)
         self.clock.mark("prepare")
         clock = DeviceClock(is_gpu=self._device == "cuda")
         outcome = self._steppers[tree].step(sequences, self.clock.mark)
         clock.stop()
         rows = outcome.rows.tolist()
-        self._learn(requests, tree, rows, clock.wait())
+        ms = clock.wait()
+        if not (self.graphs and want_logprobs(requests)):  # or it would have been captured, and taken less
+            self._learn(requests, tree, rows, ms)
+        logprobs = logprobs_of_trees(requests, outcome, tokens_of(rows))
         self.clock.mark("accept")
-        return rows
+        return rows, logprobs
 
-    def _plain_step(self, requests: tuple[Request, ...]) -> list[int]:
+    def _plain_step(self, requests: tuple[Request, ...]) -> tuple[list[list[int]], Logprobs]:
         """What the stepper does without a drafter, without what it takes to have the same shapes in every step."""
         sequences = host_sequences(requests, self.tree_shape.num_scratch_rows, self._page_size)
         sampling, own = sampling_batch(list(requests), self._device), self.stepper
         self.clock.mark("prepare")
-        tokens, _ = plain_step(own.target, own.pool, own.backend, sequences, sampling)
+        tokens, logits, _ = plain_step(own.target, own.pool, own.backend, sequences, sampling)
+        logprobs = logprobs_of_each(requests, logits, tokens)
         self.clock.mark("verify")
-        return tokens
+        return [[1, False, token] for token in tokens], logprobs
 
     @torch.inference_mode()
-    def start_prefill(self, chunks: tuple[Chunk, ...]) -> Callable[[], list[int]]:
+    def start_prefill(self, chunks: tuple[Chunk, ...]) -> Callable[[], tuple[list[int], Logprobs]]:
         """Launch the passes that read them, and wait for nothing; the returned function does, for the tokens that follow them."""
         target, drafter = self.stepper.target, self.stepper.drafter
         clock = DeviceClock(is_gpu=self._device == "cuda")
@@ -215,18 +225,19 @@ class Runner:
         output = target.forward(batch, self.stepper.pool, self.stepper.backend, feature_layers)
 
         ending, last_rows = self._ends(chunks, batch)
-        chosen = self._choose(output.hidden, ending, last_rows)
+        chosen, logits = self._choose(output.hidden, ending, last_rows)
         if drafter and output.features is not None:
             next_tokens = shifted_tokens(chunks, batch.tokens, chosen)
             state_rows = to_device([chunk.request.state_row for chunk in ending], self._device, torch.int64)
             drafter.extend(batch, next_tokens, output.features, last_rows, state_rows)
         clock.stop()
 
-        def tokens() -> list[int]:
+        def tokens() -> tuple[list[int], Logprobs]:
             found = chosen.tolist()
             self.pass_costs.learn(len(batch.tokens), clock.wait())
+            logprobs = logprobs_of_each([chunk.request for chunk in ending], logits, found)
             self.clock.mark("prefill")
-            return found
+            return found, logprobs
 
         return tokens
 
@@ -235,22 +246,27 @@ class Runner:
         ends = [(chunk, stop - 1) for chunk, stop in zip(chunks, batch.query_starts[1:], strict=True) if chunk.is_last]
         return [chunk for chunk, _ in ends], to_device([row for _, row in ends], self._device, torch.int64)
 
-    def _choose(self, hidden: Tensor, ending: list[Chunk], last_rows: Tensor) -> Tensor:
-        """[R] the tokens that follow these chunks; hidden: [T, H] of all rows."""
+    def _choose(self, hidden: Tensor, ending: list[Chunk], last_rows: Tensor) -> tuple[Tensor, Tensor]:
+        """[R] the tokens that follow these chunks, and the logits [R, V] that they were chosen by; hidden: [T, H] of all rows."""
         if not ending:
-            return last_rows  # none, as are the tokens
+            return last_rows, hidden  # none, as are the tokens
         positions = to_device([[chunk.stop - 1] for chunk in ending], self._device)
         sampling = sampling_batch([chunk.request for chunk in ending], self._device)
-        logits = self.stepper.target.logits(hidden[last_rows])
+        logits = judged = self.stepper.target.logits(hidden[last_rows])
         if sampling.penalties:
-            logits = sampling.penalties.applied_to(logits)
-        return self.stepper.operations.choose(logits[:, None], positions, sampling)[:, 0]
+            judged = sampling.penalties.applied_to(logits)
+        return self.stepper.operations.choose(judged[:, None], positions, sampling)[:, 0], logits
 
 
-def result_of(prefilled: list[int], rows: list[list[int]], tree: TreeShape) -> StepResult:
+def result_of(prefilled: list[int], rows: list[list[int]], tree: TreeShape, logprobs: Logprobs) -> StepResult:
     """rows: `StepOutcome.rows` on the host, of a step with such trees."""
-    decoded, broken = [row[2 : 2 + row[0]] for row in rows], [bool(row[1]) for row in rows]
-    return StepResult(prefilled, decoded, [tree.num_draft_tokens - 1] * len(rows), broken)
+    broken = [bool(row[1]) for row in rows]
+    return StepResult(prefilled, tokens_of(rows), [tree.num_draft_tokens - 1] * len(rows), broken, logprobs=logprobs)
+
+
+def tokens_of(rows: list[list[int]]) -> list[list[int]]:
+    """What each request gains."""
+    return [row[2 : 2 + row[0]] for row in rows]
 
 
 def is_sampled(requests: tuple[Request, ...]) -> bool:

@@ -3,13 +3,14 @@
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from eagle_rt.cache.pages import PageAllocator
 from eagle_rt.cache.prefix import PrefixCache
 from eagle_rt.engine.gathering import Gathering
 from eagle_rt.engine.request import Request, TokenEvent, check_prompt_length
+from eagle_rt.logprobs import Logprobs
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,15 @@ class StepPlan:
 class StepResult:
     """prefilled: the token chosen after each last chunk, in the plan's order; decoded: for each decoding request the tokens
     gained; num_drafted: drafts verified for each; broken: which heads gave no numbers. head_rows: how many rows of a request, by
-    its id, the draft head's cache holds, where that has changed; None where it holds all that are cached."""
+    its id, the draft head's cache holds, where that has changed; None where it holds all that are cached. logprobs: by its id, of
+    the tokens of each request that has asked for them."""
 
     prefilled: list[int]
     decoded: list[list[int]]
     num_drafted: list[int]
     broken: list[bool]
     head_rows: dict[str, int] | None = None
+    logprobs: Logprobs = field(default_factory=dict)
 
     def num_head_rows(self, request: Request) -> int:
         """Of a request that this step has gained tokens for."""
@@ -189,7 +192,7 @@ class Scheduler:
             chunk.request.num_cached = chunk.stop
             chunk.request.num_head_rows = result.num_head_rows(chunk.request)
             if chunk.is_last:
-                events.append(self._append(chunk.request, [next(prefilled)]))
+                events.append(self._append(chunk.request, [next(prefilled)], result.logprobs))
         decoded = zip(plan.decodes, result.decoded, result.num_drafted, result.broken, strict=True)
         for request, tokens, num_drafted, is_broken in decoded:
             if request.finish_reason:
@@ -199,7 +202,7 @@ class Scheduler:
             request.stats.count_step(len(tokens) - 1, num_drafted, is_broken)
             if request.num_shared_head_rows < request.prefill_end <= request.num_head_rows:
                 self._share_pages(request)  # the head has read the prompt only now
-            events.append(self._append(request, tokens))
+            events.append(self._append(request, tokens, result.logprobs))
         for chunk in plan.chunks:
             if chunk.is_last and chunk.request.state_row is not None:
                 self._share_pages(chunk.request)
@@ -234,7 +237,7 @@ class Scheduler:
         state_rows = self._free_state_rows + [request.state_row for request in self.running if request.state_row is not None]
         assert sorted(state_rows) == list(range(self.limits.max_running))
 
-    def _append(self, request: Request, tokens: list[int]) -> TokenEvent:
+    def _append(self, request: Request, tokens: list[int], logprobs: Logprobs) -> TokenEvent:
         """Add tokens up to the first that ends the request: it may be in the middle of an accepted run."""
         sampling = request.sampling
         kept = []
@@ -249,7 +252,8 @@ class Scheduler:
             if request.finish_reason:
                 self._leave(request)
                 break
-        return TokenEvent(request.id, kept, request.stats, request.finish_reason)
+        own = logprobs.get(request.id)
+        return TokenEvent(request.id, kept, request.stats, request.finish_reason, own and own[: len(kept)])
 
     def _is_letting_in(self) -> bool:
         """Whether requests that have a place now are let in now. Where a prompt is being read others join it."""

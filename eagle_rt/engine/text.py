@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.request import RequestStats, TokenEvent
+from eagle_rt.logprobs import TokenLogprob
 from eagle_rt.models.tokenizer import decode_tokens
 
 INCOMPLETE = "\ufffd"
@@ -28,12 +29,13 @@ class Reply:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, sampling: SamplingParams, num_prompt_tokens: int) -> None:
         self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprob] = []  # of the tokens, if they were asked for
         self.text = ""
         self.finish_reason: dict[str, Any] | None = None
         self.stats = RequestStats()
         self.num_prompt_tokens = num_prompt_tokens
         self._tokenizer = tokenizer
-        self._stop = sampling.stop
+        self._stop, self._num_logprobs = sampling.stop, sampling.logprobs
         self._decoded_start = 0  # tokens from here on are decoded together, so that spaces between words survive
         self._decoded_end = 0
         self._num_released = 0
@@ -42,8 +44,10 @@ class Reply:
         """Take an event in. After the reply has finished, further events change nothing."""
         if self.finish_reason:
             return TextDelta("", self.finish_reason)
-        for token in event.tokens:
+        for index, token in enumerate(event.tokens):
             self.tokens.append(token)
+            if event.logprobs:
+                self.logprobs.append(event.logprobs[index])
             self._decode(is_last=False)
             if self._cut_at_stop_string():
                 break
@@ -71,7 +75,21 @@ class Reply:
             "spec_correct_drafts_histogram": stats.accepted_histogram,
             "spec_broken_drafts": stats.num_broken_drafts,
             "spec_simulated": stats.is_simulated,
+            **self._logprobs_by_name(),
         }
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether they were asked for."""
+        return self._num_logprobs is not None
+
+    def _logprobs_by_name(self) -> dict[str, Any]:
+        """(log-probability, token, None) of each token, and of the likeliest in its place, if they were asked for."""
+        if not self.has_logprobs:
+            return {}
+        own = [(logprob.value, token, None) for token, logprob in zip(self.tokens, self.logprobs, strict=True)]
+        best = [[(value, token, None) for token, value in logprob.top] for logprob in self.logprobs]
+        return {"output_token_logprobs": own, "output_top_logprobs": best}
 
     def _decode(self, *, is_last: bool) -> None:
         before = decode_tokens(self._tokenizer, self.tokens[self._decoded_start : self._decoded_end])

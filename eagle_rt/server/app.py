@@ -18,6 +18,7 @@ from eagle_rt.engine.request import check_prompt_length
 from eagle_rt.engine.text import Reply
 from eagle_rt.models.tokenizer import chat_tokens, encode_prompts, is_single
 from eagle_rt.server.errors import ApiError, add_error_handlers
+from eagle_rt.server.logprobs import Format, ToldLogprobs, chat_logprobs, completion_logprobs
 from eagle_rt.server.prometheus import EngineCollector
 from eagle_rt.server.protocol import ChatRequest, CompletionRequest, GenerateRequest, OpenAIRequest
 from eagle_rt.server.service import EngineService, Generation
@@ -51,7 +52,7 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
         messages = [{"role": message.role, "content": message.text} for message in body.messages]
         prompt = chat_tokens(service.info.tokenizer, messages)
         max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        generation = service.generate([prompt], body.sampling(service.info.sampling_defaults, max_tokens))
+        generation = service.generate([prompt], body.sampling(service.info.sampling_defaults, max_tokens, body.num_logprobs))
         return await openai_response(
             body,
             request,
@@ -59,6 +60,7 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
             name="chat.completion",
             whole=lambda reply: {"message": {"role": "assistant", "content": reply.text}},
             part=lambda text: {"delta": {"content": text} if text else {}},
+            tell=chat_logprobs,
             opening=[
                 {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
                 for index in range(len(generation.replies))
@@ -68,9 +70,8 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
     @app.post("/v1/completions", dependencies=[Depends(check_key)])
     async def complete(body: CompletionRequest, request: Request) -> Response:
         check_model(body)
-        generation = service.generate(
-            encode_prompts(service.info.tokenizer, body.prompt), body.sampling(service.info.sampling_defaults, body.max_tokens)
-        )
+        params = body.sampling(service.info.sampling_defaults, body.max_tokens, body.logprobs)
+        generation = service.generate(encode_prompts(service.info.tokenizer, body.prompt), params)
         return await openai_response(
             body,
             request,
@@ -78,6 +79,7 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
             name="text_completion",
             whole=lambda reply: {"text": reply.text},
             part=lambda text: {"text": text},
+            tell=completion_logprobs,
             opening=[],
         )
 
@@ -89,9 +91,11 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
         name: str,
         whole: Callable[[Reply], dict[str, Any]],
         part: Callable[[str], dict[str, Any]],
+        tell: Format,
         opening: list[dict[str, Any]],
     ) -> Response:
-        """The reply in one piece or as events; `whole` and `part` shape a choice of each kind."""
+        """The reply in one piece or as events; `whole` and `part` shape a choice of each kind, `tell` its log-probabilities."""
+        told = [ToldLogprobs(reply, service.info.tokenizer, tell) for reply in generation.replies]
         header = {"id": f"{name}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model_name}
         if body.stream:
             kind = f"{name}.chunk" if name == "chat.completion" else name
@@ -100,7 +104,8 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
                 return {**header, "object": kind, "choices": choices}
 
             def choice(index: int, text: str) -> dict[str, Any]:
-                return {"index": index, **part(text)}
+                logprobs = told[index].more()
+                return {"index": index, **part(text), **({} if logprobs is None else {"logprobs": logprobs})}
 
             include_usage = bool(body.stream_options and body.stream_options.include_usage)
             check_lengths(service, generation)
@@ -108,7 +113,7 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
             return StreamingResponse(events, media_type="text/event-stream")
         replies = await finish_or_abort(generation, request)
         choices = [
-            {"index": index, **whole(reply), "logprobs": None, "finish_reason": finish_name(reply.finish_reason)}
+            {"index": index, **whole(reply), "logprobs": told[index].more(), "finish_reason": finish_name(reply.finish_reason)}
             for index, reply in enumerate(replies)
         ]
         return JSONResponse({**header, "object": name, "choices": choices, "usage": generation.usage()})
@@ -117,7 +122,8 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
     async def generate(body: GenerateRequest, request: Request) -> Response:
         prompt = body.text if body.text is not None else body.input_ids
         assert prompt is not None
-        params = sampling_params(body.sampling_params, service.info.sampling_defaults)
+        asked = {"logprobs": body.top_logprobs_num} if body.return_logprob else {}
+        params = sampling_params({**body.sampling_params, **asked}, service.info.sampling_defaults)
         generation = service.generate(encode_prompts(service.info.tokenizer, prompt), params)
         if body.stream:
             check_lengths(service, generation)

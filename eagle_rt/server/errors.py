@@ -50,8 +50,7 @@ def add_error_handlers(app: FastAPI) -> None:
             message = f"{place[0]} is not a known parameter"
         elif place:
             message = f"{'.'.join(place)}: {message}"
-        param = place[0] if place else message.split(" ")[0] if message.endswith("is not supported") else None
-        return error_response(400, message, param)
+        return error_response(400, message, place[0] if place else parameter_in(message))
 
     @app.exception_handler(ValueError)
     async def bad_value(_: Request, error: ValueError) -> JSONResponse:

@@ -2,14 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 
 from eagle_rt.engine.params import SamplingParams, TokenId, sampling_params
 
 # Parameters of the OpenAI API that change a reply and are not supported, with the values at which they change nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "logprobs": (False, 0),
-    "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -19,6 +17,9 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 }
 # Parameters that say something about the caller and nothing about the reply.
 IGNORED = {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"}
+
+
+NumLogprobs = Annotated[int, Field(ge=0, le=20, strict=True)]
 
 
 class Strict(BaseModel):
@@ -64,11 +65,11 @@ class OpenAIRequest(Strict):
             kept[name] = value
         return kept
 
-    def sampling(self, defaults: dict[str, Any], max_new_tokens: int | None) -> SamplingParams:
+    def sampling(self, defaults: dict[str, Any], max_new_tokens: int | None, num_logprobs: int | None) -> SamplingParams:
         """Raises ValueError for a value that is out of range."""
         names = set(OpenAIRequest.model_fields) & set(SamplingParams.__dataclass_fields__)
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return sampling_params({**given, "max_new_tokens": max_new_tokens}, defaults)
+        return sampling_params({**given, "max_new_tokens": max_new_tokens, "logprobs": num_logprobs}, defaults)
 
 
 class TextPart(Strict):
@@ -89,11 +90,24 @@ class ChatRequest(OpenAIRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: StrictBool | None = None
+    top_logprobs: NumLogprobs | None = None
+
+    @model_validator(mode="after")
+    def has_logprobs_to_rank(self) -> "ChatRequest":
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError(f"top_logprobs is {self.top_logprobs}, but needs logprobs: true")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs or 0 if self.logprobs else None
 
 
 class CompletionRequest(OpenAIRequest):
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
     max_tokens: int | None = Field(default=16, ge=1)
+    logprobs: NumLogprobs | None = None
 
     @field_validator("prompt")
     @classmethod
@@ -110,6 +124,8 @@ class GenerateRequest(Strict):
     input_ids: list[TokenId] | list[list[TokenId]] | None = None
     sampling_params: dict[str, Any] = Field(default_factory=dict)
     stream: bool = False
+    return_logprob: StrictBool = False
+    top_logprobs_num: NumLogprobs = 0
 
     @model_validator(mode="after")
     def has_one_prompt(self) -> "GenerateRequest":

@@ -36,13 +36,15 @@ NUM_PAUSES, STEPS_OF_CHOOSING = 16, 50.0
 
 @dataclass(frozen=True)
 class HostOutcome:
-    """For each sequence the tokens that it gains, how many drafts were verified, and whether the head gave no numbers; and whether
-    heads have read anything."""
+    """For each sequence the tokens that it gains, how many drafts were verified, and whether the head gave no numbers; whether
+    heads have read anything; the target's logits [T, V], and for each token in the rows of which of them it was chosen."""
 
     tokens: list[list[int]]
     num_drafted: list[int]
     is_broken: list[bool]
     has_read: bool
+    logits: Tensor
+    rows: list[list[int]]
 
 
 class Pauses:
@@ -89,18 +91,17 @@ def plain_step(
     sequences: list[HostSequence],
     sampling: SamplingBatch,
     feature_layers: tuple[int, ...] = (),
-) -> tuple[list[int], Tensor | None]:
-    """The next token of each of B sequences, none of which drafts, and features [B, F] if any are asked for. sampling: their
-    settings."""
+) -> tuple[list[int], Tensor, Tensor | None]:
+    """The next token of each of B sequences, none of which drafts, the logits [B, V] that it was chosen by, and features [B, F] if
+    any are asked for. sampling: their settings."""
     roots, counts = np.array([sequence.text[-1] for sequence in sequences]), [1] * len(sequences)
     zeros = np.zeros_like(roots)
     batch = packed_scratch_batch(sequences, counts, counts, roots, zeros, zeros, None, pool.storage.device)
     output = target.forward(batch, pool, backend, feature_layers)
     logits = target.logits(output.hidden)
-    if sampling.penalties:
-        logits = sampling.penalties.applied_to(logits)
-    choice = target_choice(logits[:, None], batch.positions[:, None], sampling)
-    return choice[:, 0].tolist(), output.features
+    judged = sampling.penalties.applied_to(logits) if sampling.penalties else logits
+    choice = target_choice(judged[:, None], batch.positions[:, None], sampling)
+    return choice[:, 0].tolist(), logits, output.features
 
 
 class HostStepper:
@@ -156,12 +157,13 @@ class HostStepper:
         if has_read := rows.is_due and self._read_on(sequences):
             mark("extend")
         start = time.perf_counter()
-        tokens, features = plain_step(self.target, self.pool, self._backend, sequences, sampling, self.feature_layers)
+        tokens, logits, features = plain_step(self.target, self.pool, self._backend, sequences, sampling, self.feature_layers)
         assert features is not None
         rows.add_step([sequence.id for sequence in sequences], [1] * batch_size, features)
         self._rests.append((batch_size, 1000 * (time.perf_counter() - start)))
         mark("verify")
-        return HostOutcome([[token] for token in tokens], [0] * batch_size, [False] * batch_size, has_read)
+        ones = [[row] for row in range(batch_size)]
+        return HostOutcome([[token] for token in tokens], [0] * batch_size, [False] * batch_size, has_read, logits, ones)
 
     def _draft(
         self, sequences: list[HostSequence], sampling: SamplingBatch, plan: DraftPlan, begin: float, mark: Callable[[str], None]
@@ -175,7 +177,7 @@ class HostStepper:
         trees = pack(root_tokens, draft.candidates[kept], kept)
         mark("draft")
 
-        choose, features = self._verify(sequences, sampling, trees)
+        choose, logits, features = self._verify(sequences, sampling, trees)
         length = self._simulated_length
         paths, tokens = trees.walk(choose) if length is None else simulated_paths(trees, choose, length)
         mark("verify")
@@ -184,7 +186,7 @@ class HostStepper:
         learning_ms = self._learn(plan, draft, kept, trees, paths, verify_ms)
         self._choosing[plan.teaches].add(asking_ms + learning_ms)
         num_drafted = [stop - first - 1 for first, stop in zip(trees.starts, trees.starts[1:], strict=False)]
-        return HostOutcome(tokens, num_drafted, draft.is_broken.tolist(), has_read=True)
+        return HostOutcome(tokens, num_drafted, draft.is_broken.tolist(), True, logits, paths)
 
     def must_read(self, sequence_id: str) -> bool:
         """Whether too much waits for the head, so that it has to read this text though nothing drafts."""
@@ -209,28 +211,30 @@ class HostStepper:
         self.drafter.rows.forget(sequence_id)
         self.policy.forget(sequence_id)
 
-    def _verify(self, sequences: list[HostSequence], sampling: SamplingBatch, trees: PackedTrees) -> tuple[Choose, Tensor | None]:
-        """What the target chooses after nodes, and the nodes' features [T, F]."""
+    def _verify(
+        self, sequences: list[HostSequence], sampling: SamplingBatch, trees: PackedTrees
+    ) -> tuple[Choose, Tensor, Tensor | None]:
+        """What the target chooses after nodes, and the nodes' logits [T, V] and features [T, F]."""
         counts = [stop - start for start, stop in zip(trees.starts, trees.starts[1:], strict=False)]
         visible = None if trees.is_plain else trees.visible
         batch = packed_scratch_batch(sequences, counts, counts, trees.tokens, trees.depths, trees.places, visible, self._device)
         output = self.target.forward(batch, self.pool, self._backend, self.feature_layers)
-        logits = self.target.logits(output.hidden)
+        logits = judged = self.target.logits(output.hidden)
         if sampling.penalties:
-            logits = sampling.penalties.applied_to(logits, self._tensor(trees.owners), self._tensor(trees.paths))
+            judged = sampling.penalties.applied_to(logits, self._tensor(trees.owners), self._tensor(trees.paths))
 
         if trees.is_plain or len(sampling.sampled) == 0 or logits.is_cuda:
             settings = sampling if trees.is_plain else sampling.rows(self._tensor(trees.owners))
-            choice = target_choice(logits[:, None], batch.positions[:, None], settings)[:, 0].tolist()
-            return lambda rows: [choice[row] for row in rows], output.features
+            choice = target_choice(judged[:, None], batch.positions[:, None], settings)[:, 0].tolist()
+            return lambda rows: [choice[row] for row in rows], logits, output.features
 
         def choose(rows: list[int]) -> list[int]:
             """Drawing for rows that nobody asks for would take longer than to be asked several times."""
             own = self._tensor(rows)
             settings = sampling.rows(self._tensor(trees.owners[rows]))
-            return target_choice(logits[own, None], batch.positions[own, None], settings)[:, 0].tolist()
+            return target_choice(judged[own, None], batch.positions[own, None], settings)[:, 0].tolist()
 
-        return choose, output.features
+        return choose, logits, output.features
 
     def _keep(self, sequences: list[HostSequence], trees: PackedTrees, paths: list[list[int]], features: Tensor | None) -> None:
         """Move the cache rows of the accepted nodes to where the text goes on, and put their features aside for the head."""

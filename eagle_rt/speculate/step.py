@@ -20,11 +20,13 @@ from eagle_rt.tree_shape import TreeShape
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """tree: what was drafted; acceptance: what was kept of it; is_draft_broken: [B] bool, the head gave no numbers."""
+    """tree: what was drafted; acceptance: what was kept of it; is_draft_broken: [B] bool, the head gave no numbers; logits: the
+    target's [B, N, V]."""
 
     tree: DraftTree
     acceptance: Acceptance
     is_draft_broken: Tensor
+    logits: Tensor
 
     @property
     def rows(self) -> Tensor:
@@ -74,14 +76,13 @@ class Stepper:
         positions, tree_mask = operations.place(tree, sequences.positions, self.max_depth)
         batch = sequences.scratch_batch(tree.tokens, positions, 0, tree_mask)
         output = self.target.forward(batch, self.pool, self.backend, drafter.head.feature_layers if drafter else ())
-        logits = self.target.logits(output.hidden)
+        logits = judged = self.target.logits(output.hidden)
         if penalties := sequences.sampling.penalties:
             paths = path_tokens(tree, self.max_depth).flatten(0, 1)
-            logits = penalties.applied_to(logits, sequences.owners(tree.num_nodes), paths)
-        logits = logits.view(*tree.tokens.shape, -1)
+            judged = penalties.applied_to(logits, sequences.owners(tree.num_nodes), paths)
         mark("verify")
 
-        choice = operations.choose(logits, positions, sequences.sampling)
+        choice = operations.choose(judged.view(*tree.tokens.shape, -1), positions, sequences.sampling)
         if drafter and self.simulated_length is not None:
             acceptance = simulated_walk(tree, choice, self.max_depth, self.simulated_length)
         else:
@@ -92,4 +93,4 @@ class Stepper:
             mark("accept")
             drafter.extend_accepted(sequences, acceptance, output.features.view(*tree.tokens.shape, -1))
             mark("extend")
-        return StepOutcome(tree, acceptance, is_draft_broken)
+        return StepOutcome(tree, acceptance, is_draft_broken, logits.view(*tree.tokens.shape, -1))

@@ -87,6 +87,40 @@ def test_stop_strings(client: openai.OpenAI) -> None:
     assert cut.finish_reason == "stop"
 
 
+def test_logprobs_of_chats(client: openai.OpenAI) -> None:
+    options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 9, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(**options).choices[0]
+    told = whole.logprobs.content
+    assert len(told) == 9
+    assert all(own.top_logprobs[0].logprob == own.logprob <= 0 for own in told), "greedy replies are of the likeliest tokens"
+    assert all(len(own.top_logprobs) == 2 and own.token.encode() == bytes(own.bytes) for own in told)
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**options, stream=True)]
+    assert [own for chunk in chunks if chunk.logprobs for own in chunk.logprobs.content] == told
+    assert client.chat.completions.create(**{**options, "logprobs": False, "top_logprobs": None}).choices[0].logprobs is None
+
+
+def test_logprobs_of_completions(client: openai.OpenAI, server: Server) -> None:
+    options = {"model": "tiny", "prompt": "abc", "max_tokens": 9, "temperature": 0, "logprobs": 2}
+    whole = client.completions.create(**options).choices[0].logprobs
+    assert whole.text_offset == [sum(map(len, whole.tokens[:index])) for index in range(9)]
+    assert [max(best.values()) for best in whole.top_logprobs] == whole.token_logprobs
+    parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**options, stream=True)]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [own for part in parts for own in getattr(part, name)] == getattr(whole, name)
+    asked = {
+        "text": "abc",
+        "sampling_params": {"temperature": 0, "max_new_tokens": 9},
+        "return_logprob": True,
+        "top_logprobs_num": 2,
+    }
+    native = server.post("/generate", asked).json()
+    assert [(value, token) for value, token, _ in native["meta_info"]["output_token_logprobs"]] == list(
+        zip(whole.token_logprobs, native["output_ids"], strict=True)
+    )
+    assert [own[0][1] for own in native["meta_info"]["output_top_logprobs"]] == native["output_ids"]
+    assert "output_token_logprobs" not in server.post("/generate", {"text": "abc"}).json()["meta_info"]
+
+
 def test_native_route(server: Server) -> None:
     params = {"temperature": 0, "max_new_tokens": 10, "ignore_eos": True}
     reply = server.post("/generate", {"text": "abc", "sampling_params": params}).json()
@@ -129,7 +163,17 @@ def test_models_info_and_metrics(server: Server, client: openai.OpenAI) -> None:
         ("chat/completions", {"messages": MESSAGES, "n": 0}, 400, "n", "greater than or equal to 1"),
         ("chat/completions", {"messages": MESSAGES, "max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
         ("chat/completions", {"messages": MESSAGES, "bogus": 1}, 400, "bogus", "not a known parameter"),
-        ("chat/completions", {"messages": MESSAGES, "logprobs": True}, 400, "logprobs", "not supported"),
+        ("chat/completions", {"messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "tools", "not supported"),
+        ("chat/completions", {"messages": MESSAGES, "logprobs": 2}, 400, "logprobs", "valid boolean"),
+        ("chat/completions", {"messages": MESSAGES, "top_logprobs": 2}, 400, "top_logprobs", "needs logprobs: true"),
+        (
+            "chat/completions",
+            {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21},
+            400,
+            "top_logprobs",
+            "less than or equal to 20",
+        ),
+        ("completions", {"prompt": "a", "logprobs": -1}, 400, "logprobs", "greater than or equal to 0"),
         ("chat/completions", {"messages": MESSAGES, "frequency_penalty": 3}, 400, "frequency_penalty", "less than or equal to 2"),
         ("chat/completions", {"messages": MESSAGES, "repetition_penalty": 0}, 400, "repetition_penalty", "greater than 0"),
         ("chat/completions", {"messages": MESSAGES, "logit_bias": {"x": 1}}, 400, "logit_bias", "valid integer"),

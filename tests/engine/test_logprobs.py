@@ -1,0 +1,99 @@
+"""Log-probabilities against transformers', with trees and without."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from captured import make_captured
+from engines import Tree, make_core, random_prompts
+from transformers import AutoModelForCausalLM
+
+from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.logprobs import TokenLogprob
+from eagle_rt.speculate.logprobs import LEAST, token_logprobs
+
+PROMPTS = random_prompts(4, seed=3, longest=30)
+GREEDY = SamplingParams(temperature=0, max_new_tokens=14, ignore_eos=True)
+# The third asks for nothing; the last is chosen otherwise than the model would, which is not told.
+SETTINGS = [
+    replace(GREEDY, logprobs=3),
+    SamplingParams(temperature=1.0, top_p=0.9, seed=5, max_new_tokens=9, ignore_eos=True, logprobs=0),
+    replace(GREEDY, max_new_tokens=20),
+    replace(GREEDY, logprobs=20, frequency_penalty=1.5, logit_bias=((70, 4.0),)),
+]
+
+
+def run(core: EngineCore, settings: list[SamplingParams] = SETTINGS) -> list[tuple[list[int], list[TokenLogprob]]]:
+    """The tokens of every reply, and what is told of them."""
+    told: dict[str, tuple[list[int], list[TokenLogprob]]] = {}
+    for index, setting in enumerate(settings):
+        told[str(index)] = [], []
+        core.submit(str(index), PROMPTS[index], setting)
+    while core.has_work:
+        for event in core.step():
+            told[event.request_id][0].extend(event.tokens)
+            told[event.request_id][1].extend(event.logprobs or [])
+    return list(told.values())
+
+
+@torch.inference_mode()
+def check(target_dir: Path, replies: list[tuple[list[int], list[TokenLogprob]]], settings: list[SamplingParams] = SETTINGS) -> None:
+    model = AutoModelForCausalLM.from_pretrained(target_dir)
+    for prompt, setting, (tokens, told) in zip(PROMPTS, settings, replies, strict=False):
+        assert len(tokens) == setting.max_new_tokens
+        if setting.logprobs is None:
+            assert not told
+            continue
+        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        expected = torch.log_softmax(logits, dim=1)
+        values = torch.tensor([own.value for own in told])
+        torch.testing.assert_close(values, expected.gather(1, torch.tensor(tokens)[:, None])[:, 0], atol=1e-4, rtol=0)
+        best = expected.topk(setting.logprobs, dim=1)
+        assert [[token for token, _ in own.top] for own in told] == best.indices.tolist()
+        found = torch.tensor([[value for _, value in own.top] for own in told]).view(best.values.shape)
+        torch.testing.assert_close(found, best.values, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("tree", "options"),
+    [
+        (None, {}),
+        ((3, 2, 6), {}),
+        ((3, 2, 6), {"speculative_tree": "adaptive"}),
+        ((2, 2, 4), {"chunked_prefill_size": 8, "max_total_tokens": 96, "page_size": 4}),  # of which someone has to give way
+        ((3, 2, 6), {"attention_backend": "triton"}),
+    ],
+    ids=str,
+)
+def test_they_are_the_models_own(target_dir: Path, head_dir: Path, tree: Tree | None, options: dict[str, Any]) -> None:
+    core = make_core(target_dir, head_dir, tree, **options)
+    check(target_dir, run(core))
+    if "max_total_tokens" in options:
+        assert core.current_metrics().num_preemptions > 0
+
+
+@pytest.mark.parametrize("tree", [None, (3, 2, 6)], ids=str)
+def test_captured_steps_make_room_for_them(target_dir: Path, head_dir: Path, tree: Tree | None) -> None:
+    """Whoever asks for none is decoded by captured steps again, once the others have left."""
+    core = make_captured(target_dir, head_dir, tree, (1, 4))
+    replies = run(core)
+    check(target_dir, replies)
+    assert {"verify", "step"} <= set(core.runner.clock.seconds)
+    quiet = [replace(setting, logprobs=None) for setting in SETTINGS]
+    assert [tokens for tokens, _ in run(make_core(target_dir), quiet)] == [tokens for tokens, _ in replies]
+
+
+def test_a_reply_that_ends_within_a_step_is_told_of_no_more(target_dir: Path, head_dir: Path) -> None:
+    settings = [replace(GREEDY, max_new_tokens=length, logprobs=1) for length in (1, 2, 3, 4)]
+    check(target_dir, run(make_core(target_dir, head_dir, (5, 4, 16)), settings), settings)
+
+
+def test_what_has_no_probability_is_a_number_all_the_same() -> None:
+    logits = torch.tensor([[0.0, -torch.inf, 0.0], [torch.nan, 0.0, 1.0]])
+    first, second = token_logprobs(logits, [1, 1], [3, 1])
+    assert first.value == LEAST
+    assert [token for token, _ in first.top] == [0, 2, 1]
+    assert second.value == LEAST
