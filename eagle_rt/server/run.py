@@ -30,8 +30,7 @@ async def run_server(process: EngineProcess, config: EngineConfig, options: argp
     """Serve what the engine's process does, as soon as it does, until told to stop.
 
     Raises:
-        FileNotFoundError, ValueError: the model cannot be read. EngineDiedError: the engine cannot start, or
-            has died.
+        FileNotFoundError, ValueError: the model cannot be read. EngineDiedError: the engine cannot start, or has died.
     """
     info = model_info(config)
     service = EngineService(process, config, info)

@@ -86,6 +86,17 @@ def test_captured_steps_make_room_for_them(target_dir: Path, head_dir: Path, tre
     assert [tokens for tokens, _ in run(make_core(target_dir), quiet)] == [tokens for tokens, _ in replies]
 
 
+def test_steps_that_make_room_teach_nothing_of_captured_ones(target_dir: Path, head_dir: Path) -> None:
+    """They take longer."""
+    core = make_captured(target_dir, head_dir, (3, 2, 6), (1, 4), speculative_tree="adaptive")
+    lessons: list[bool] = []
+    core.runner.choice.learn = lambda *args, **kwargs: lessons.append(True)
+    run(core, SETTINGS[:2])
+    assert not lessons
+    run(core, SETTINGS[2:3])
+    assert lessons
+
+
 def test_a_reply_that_ends_within_a_step_is_told_of_no_more(target_dir: Path, head_dir: Path) -> None:
     settings = [replace(GREEDY, max_new_tokens=length, logprobs=1) for length in (1, 2, 3, 4)]
     check(target_dir, run(make_core(target_dir, head_dir, (5, 4, 16)), settings), settings)
