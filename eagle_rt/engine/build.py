@@ -19,6 +19,7 @@ from eagle_rt.kernels.packed_linear import prepare_products
 from eagle_rt.resolve import resolve_device, resolve_tree
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
+from eagle_rt.speculate.compiled import compile_all
 from eagle_rt.speculate.costs import StepCosts
 
 # Alone and beside a shorter one: these make up most of the ways in which `tree_attention` cuts the reading of prompts.
@@ -82,6 +83,7 @@ def size_trees(core: EngineCore, config: EngineConfig, costs: StepCosts | None, 
     if costs is None:
         costs = measured_costs(core)
         notes.append(f"measured what steps cost in {time.perf_counter() - start:.1f} s")
+    compile_all()  # which on a CPU has been done
     estimator = AcceptanceEstimator(core.runner.tree_shape.num_steps, weights)
     stepper.policy = AdaptivePolicy(costs, estimator, config.speculative_disable_by_batch_size)
     return notes
