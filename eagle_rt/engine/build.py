@@ -14,7 +14,8 @@ from eagle_rt.engine.gathering import PassCosts
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.profile import find_profile, with_profile
-from eagle_rt.engine.second_process import compile_shared, compiling_beside
+from eagle_rt.engine.second_process import compiling_beside
+from eagle_rt.kernels.contenders import compile_now
 from eagle_rt.kernels.packed_linear import prepare_products
 from eagle_rt.resolve import resolve_device, resolve_tree
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
@@ -45,7 +46,7 @@ def prepared_core(
     resolved, says. costs: what steps cost, if that has been measured; weights: where the acceptance estimator begins."""
     core, notes = make_core(models, config)
     if config.device == "cpu":
-        compile_shared()
+        compile_now()
         # Drafts of drawn tokens are ranked in another number format than those of greedy ones.
         warm_up(core, [[1]], num_tokens=3, temperatures=(0.0, 1.0))
     elif config.attention_backend == "triton":
@@ -83,7 +84,7 @@ def size_trees(core: EngineCore, config: EngineConfig, costs: StepCosts | None, 
     if costs is None:
         costs = measured_costs(core)
         notes.append(f"measured what steps cost in {time.perf_counter() - start:.1f} s")
-    compile_all()  # which on a CPU has been done
+    compile_all()
     estimator = AcceptanceEstimator(core.runner.tree_shape.num_steps, weights)
     stepper.policy = AdaptivePolicy(costs, estimator, config.speculative_disable_by_batch_size)
     return notes

@@ -249,7 +249,7 @@ class Runner:
     def _choose(self, hidden: Tensor, ending: list[Chunk], last_rows: Tensor) -> tuple[Tensor, Tensor]:
         """[R] the tokens that follow these chunks, and the logits [R, V] that they were chosen by; hidden: [T, H] of all rows."""
         if not ending:
-            return last_rows, hidden  # none, as are the tokens
+            return last_rows, hidden[:0]  # none of either
         positions = to_device([[chunk.stop - 1] for chunk in ending], self._device)
         sampling = sampling_batch([chunk.request for chunk in ending], self._device)
         logits = judged = self.stepper.target.logits(hidden[last_rows])

@@ -1,6 +1,7 @@
 """Log-probabilities of replies in OpenAI's two formats."""
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -8,26 +9,17 @@ from transformers import PreTrainedTokenizerBase
 from eagle_rt.engine.text import Reply
 from eagle_rt.logprobs import TokenLogprob
 
-
-class TokenTexts:
-    """What single tokens say; of one that is a part of a character that is a replacement character."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-
-    def __getitem__(self, token: int) -> str:
-        return str(self._tokenizer.decode([token]))
-
-
-# How tokens, their texts and log-probabilities are told, so many characters after the beginning of a reply.
-Format = Callable[[TokenTexts, list[tuple[int, TokenLogprob]], int], dict[str, Any]]
+# What a single token says; of a part of a character that is a replacement character.
+TextOf = Callable[[int], str]
+# How tokens, of which the texts are given, and their log-probabilities are told, so many characters after the beginning of a reply.
+Format = Callable[[TextOf, list[str], list[TokenLogprob], int], dict[str, Any]]
 
 
 class ToldLogprobs:
     """Of one reply, as it grows."""
 
     def __init__(self, reply: Reply, tokenizer: PreTrainedTokenizerBase, tell: Format) -> None:
-        self._reply, self._texts, self._tell = reply, TokenTexts(tokenizer), tell
+        self._reply, self._tokenizer, self._tell = reply, tokenizer, tell
         self._num_told = self._offset = 0
 
     def more(self) -> dict[str, Any] | None:
@@ -35,28 +27,34 @@ class ToldLogprobs:
         reply, start = self._reply, self._num_told
         if not reply.has_logprobs:
             return None
-        told = list(zip(reply.tokens[start:], reply.logprobs[start:], strict=True))
-        self._num_told, offset = len(reply.tokens), self._offset
-        self._offset += sum(len(self._texts[token]) for token, _ in told)
-        return self._tell(self._texts, told, offset)
+        texts = [self._text_of(token) for token in reply.tokens[start:]]
+        told = self._tell(self._text_of, texts, reply.logprobs[start:], self._offset)
+        self._num_told += len(texts)
+        self._offset += sum(map(len, texts))
+        return told
+
+    def _text_of(self, token: int) -> str:
+        return str(self._tokenizer.decode([token]))
 
 
-def chat_logprobs(texts: TokenTexts, told: list[tuple[int, TokenLogprob]], _offset: int) -> dict[str, Any]:
+def chat_logprobs(text_of: TextOf, texts: list[str], logprobs: list[TokenLogprob], _offset: int) -> dict[str, Any]:
     """Of chat completions."""
 
-    def named(token: int, logprob: float) -> dict[str, Any]:
-        return {"token": texts[token], "logprob": logprob, "bytes": list(texts[token].encode())}
+    def named(text: str, value: float) -> dict[str, Any]:
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
-    content = [{**named(token, own.value), "top_logprobs": [named(*best) for best in own.top]} for token, own in told]
+    content = [
+        {**named(text, own.value), "top_logprobs": [named(text_of(token), value) for token, value in own.top]}
+        for text, own in zip(texts, logprobs, strict=True)
+    ]
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(texts: TokenTexts, told: list[tuple[int, TokenLogprob]], offset: int) -> dict[str, Any]:
+def completion_logprobs(text_of: TextOf, texts: list[str], logprobs: list[TokenLogprob], offset: int) -> dict[str, Any]:
     """Of text completions."""
-    tokens = [texts[token] for token, _ in told]
     return {
-        "tokens": tokens,
-        "token_logprobs": [own.value for _, own in told],
-        "top_logprobs": [{texts[token]: value for token, value in own.top} for _, own in told],
-        "text_offset": [offset + sum(map(len, tokens[:index])) for index in range(len(tokens))],
+        "tokens": texts,
+        "token_logprobs": [own.value for own in logprobs],
+        "top_logprobs": [{text_of(token): value for token, value in own.top} for own in logprobs],
+        "text_offset": list(accumulate(map(len, texts), initial=offset))[:-1],
     }

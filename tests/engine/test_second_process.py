@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 import pytest
-from numba import njit
+from kernels.test_compiled import new_function
 
 from eagle_rt.engine import second_process
 from eagle_rt.engine.second_process import compiling_beside
@@ -30,11 +30,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> type[Recorded]:
 
 
 def compile_something() -> None:
-    def double(value: int) -> int:
-        return 2 * value
-
-    double.__module__ = "eagle_rt.kernels"
-    njit(double)(1)
+    new_function("eagle_rt.kernels")(1)
 
 
 def test_it_compiles_and_is_waited_for(recorded: type[Recorded]) -> None:

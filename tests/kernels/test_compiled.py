@@ -28,8 +28,8 @@ def test_a_missing_numba_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     assert written.compiled(double) is double
 
 
-def function(module: str) -> Callable[[int], int]:
-    """A new one, compiled when it is called."""
+def new_function(module: str) -> Callable[[int], int]:
+    """Compiled when it is called."""
 
     def double(value: int) -> int:
         return 2 * value
@@ -42,13 +42,13 @@ def test_something_is_done_before_ours_are_compiled() -> None:
     """Once, and not for what others compile."""
     acts: list[str] = []
     with before_compiling(lambda: acts.append("now")):
-        function("another_package")(1)
+        new_function("another_package")(1)
         assert not acts
-        function("eagle_rt.kernels")(1)
-        function("eagle_rt.kernels")(1)
+        new_function("eagle_rt.kernels")(1)
+        new_function("eagle_rt.kernels")(1)
     with before_compiling(lambda: acts.append("again")):
         pass
-    function("eagle_rt.kernels")(1)
+    new_function("eagle_rt.kernels")(1)
     assert acts == ["now"]
 
 

@@ -46,6 +46,13 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 SEEDS = st.integers(0, 2**31)
 EPS = st.sampled_from([1e-6, 1e-2])
+# Of what products of few rows and many outputs are made.
+WIDE = {
+    "rows": st.sampled_from([1, 2, 16, 17, 64]),
+    "in_size": st.sampled_from([128, 384]),
+    "dtype": st.sampled_from(DTYPES[1:]),
+    "seed": SEEDS,
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -119,26 +126,14 @@ def test_norms_side_by_side(rows: int, sizes: tuple[int, int], dtype: torch.dtyp
 
 
 @settings(max_examples=10, deadline=None)
-@given(
-    rows=st.sampled_from([1, 2, 16, 17, 64]),
-    out_size=st.sampled_from([1, 128, 300]),
-    in_size=st.sampled_from([128, 384]),
-    dtype=st.sampled_from(DTYPES[1:]),
-    seed=SEEDS,
-)
+@given(out_size=st.sampled_from([1, 128, 300]), **WIDE)
 def test_wide_product(rows: int, out_size: int, in_size: int, dtype: torch.dtype, seed: int) -> None:
     x, weight = randn(seed, rows, in_size, dtype=dtype), randn(seed + 1, out_size, in_size, dtype=dtype) / 16
     close(wide_product(x, weight), (x.float() @ weight.float().T).to(dtype), dtype)
 
 
 @settings(max_examples=10, deadline=None)
-@given(
-    rows=st.sampled_from([1, 2, 16, 17, 64]),
-    size=st.sampled_from([1, 64, 150]),
-    in_size=st.sampled_from([128, 384]),
-    dtype=st.sampled_from(DTYPES[1:]),
-    seed=SEEDS,
-)
+@given(size=st.sampled_from([1, 64, 150]), **WIDE)
 def test_gated_product(rows: int, size: int, in_size: int, dtype: torch.dtype, seed: int) -> None:
     """Bit for bit what the gate makes of the product: more rows than fit take that way."""
     x, weight = randn(seed, rows, in_size, dtype=dtype), randn(seed + 1, 2 * size, in_size, dtype=dtype) / 4

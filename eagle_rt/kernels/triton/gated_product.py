@@ -4,9 +4,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded, rounded
+from eagle_rt.kernels.triton.common import rounded
 from eagle_rt.kernels.triton.silu_and_mul import gated
-from eagle_rt.kernels.triton.wide_product import BLOCK_IN, BLOCK_OUT, sums_of
+from eagle_rt.kernels.triton.wide_product import BLOCK_OUT, sums_of, tiling
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -40,7 +40,6 @@ def gated_product(x: Tensor, weight: Tensor) -> Tensor:
     size = len(weight) // 2
     output = x.new_empty(num_rows, size)
     _gated_product[(triton.cdiv(size, BLOCK_OUT // 2),)](
-        x.contiguous(), weight, output, num_rows, in_size, size, BLOCK_ROWS=padded(num_rows, least=16), BLOCK_OUT=BLOCK_OUT,
-        BLOCK_IN=BLOCK_IN, IN_FLOAT32=IS_INTERPRETED, num_warps=8, num_stages=4,
-    )  # fmt: skip
+        x.contiguous(), weight, output, num_rows, in_size, size, **tiling(num_rows)
+    )
     return output

@@ -53,13 +53,18 @@ def _wide_product(
     tl.store(places, rounded(sums, output.dtype.element_ty), mask=is_wanted)
 
 
+def tiling(num_rows: int) -> dict[str, int]:
+    """How products of so many rows are cut, and run."""
+    tile = {"BLOCK_ROWS": padded(num_rows, least=16), "BLOCK_OUT": BLOCK_OUT, "BLOCK_IN": BLOCK_IN}
+    return {**tile, "IN_FLOAT32": IS_INTERPRETED, "num_warps": 8, "num_stages": 4}
+
+
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
     """[R, out] from x [R, in] of at most WIDE_ROWS rows and weight [out, in], `in` a multiple of BLOCK_IN."""
     num_rows, in_size = x.shape
     out_size = len(weight)
     output = x.new_empty(num_rows, out_size)
     _wide_product[(triton.cdiv(out_size, BLOCK_OUT),)](
-        x.contiguous(), weight, output, num_rows, in_size, out_size, BLOCK_ROWS=padded(num_rows, least=16), BLOCK_OUT=BLOCK_OUT,
-        BLOCK_IN=BLOCK_IN, IN_FLOAT32=IS_INTERPRETED, num_warps=8, num_stages=4,
-    )  # fmt: skip
+        x.contiguous(), weight, output, num_rows, in_size, out_size, **tiling(num_rows)
+    )
     return output
