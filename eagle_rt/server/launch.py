@@ -3,8 +3,11 @@
 import argparse
 import asyncio
 import logging
+import signal
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.server.process import EngineDiedError, EngineProcess
@@ -22,7 +25,8 @@ def serve(config: EngineConfig, options: argparse.Namespace) -> int:
         return fail(f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another --port")
     process = EngineProcess(config, options.log_level)
     try:
-        from eagle_rt.server.run import run_server  # with torch and transformers
+        with interrupts_later():
+            from eagle_rt.server.run import run_server  # with torch and transformers
 
         asyncio.run(run_server(process, config, options, listener))
         return 0
@@ -33,6 +37,17 @@ def serve(config: EngineConfig, options: argparse.Namespace) -> int:
     finally:
         process.end()
         listener.close()
+
+
+@contextmanager
+def interrupts_later() -> Iterator[None]:
+    """Ctrl-C within this raises KeyboardInterrupt at its end: libraries that are being imported may abort the process over it."""
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    yield
+    signal.signal(signal.SIGINT, before)
+    if interrupts:
+        raise KeyboardInterrupt
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

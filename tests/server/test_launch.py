@@ -14,6 +14,7 @@ import requests
 from servers import ROOT, Server
 
 from eagle_rt.engine.load import BUILT_IN
+from eagle_rt.server.launch import interrupts_later
 
 
 def launched(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -80,6 +81,22 @@ def test_ctrl_c_while_it_starts(target_dir: Path) -> None:
     assert server.stop() == 1
     assert "Traceback" not in server.text()
     assert not Path(f"/proc/{child}").exists()
+
+
+def test_interrupts_wait_for_imports() -> None:
+    """In the middle of one they may abort the process."""
+    steps = []
+
+    def import_something() -> None:
+        with interrupts_later():
+            os.kill(os.getpid(), signal.SIGINT)
+            steps.append("imported")
+        steps.append("went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        import_something()
+    assert steps == ["imported"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_port_in_use_is_one_line_and_exit_1() -> None:
