@@ -1,6 +1,7 @@
 """The engine in a process of its own, so that HTTP and text never hold up its loop."""
 
 import logging
+import multiprocessing
 import os
 import signal
 import traceback
@@ -19,11 +20,12 @@ def run_worker(config: EngineConfig, commands_address: str, reports_address: str
     commands, reports = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     commands.connect(commands_address)
     reports.connect(reports_address)
-    parent = os.getppid()
+    parent = multiprocessing.parent_process()  # which may be gone by now
+    assert parent
 
     def receive(wait: bool) -> list[Command]:
         received = []
-        if os.getppid() != parent:
+        if os.getppid() != parent.pid:
             return [Shutdown()]
         if wait and not commands.poll(1000):
             return []

@@ -83,6 +83,19 @@ def test_ctrl_c_while_it_starts(target_dir: Path) -> None:
     assert not Path(f"/proc/{child}").exists()
 
 
+def test_an_engine_whose_server_has_gone_ends(target_dir: Path) -> None:
+    """Though it was gone before the engine could know of it."""
+    server = Server("--model-path", str(target_dir), "--device", "cpu")
+    while not (children := children_of(server)):
+        time.sleep(0.01)
+    server.process.kill()
+    server.process.wait()
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{children[0]}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
 def test_interrupts_wait_for_imports() -> None:
     """In the middle of one they may abort the process."""
     steps = []
