@@ -11,6 +11,7 @@ from eagle_rt.engine.compile import compile_passes
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.fit import fitted
 from eagle_rt.engine.gathering import PassCosts
+from eagle_rt.engine.grammars import Grammars
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.profile import find_profile, with_profile
@@ -36,6 +37,7 @@ def build_core(config: EngineConfig, info: ModelInfo) -> tuple[EngineCore, list[
     with compiling_beside() if config.device == "cpu" else nullcontext():
         models = fitted(load_models(config, info), config, info.tokenizer)
     core, notes = prepared_core(models, config, profile.costs if profile else None, profile.weights if profile else None)
+    core.grammars = Grammars(info.tokenizer, models.spec.vocab_size, info.eos_token_ids)
     return core, profile_notes + notes
 
 

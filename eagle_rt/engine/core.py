@@ -4,11 +4,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from eagle_rt.engine.grammars import Grammars
 from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.request import Request, RequestStats, TokenEvent
 from eagle_rt.engine.runner import Runner
 from eagle_rt.engine.scheduler import Scheduler, StepPlan, StepResult
+from eagle_rt.speculate.grammar_match import GrammarMatch
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,15 @@ class LaunchedStep:
 
 
 class EngineCore:
-    """Not thread-safe: one thread submits, aborts and steps."""
+    """Not thread-safe: one thread submits, aborts and steps.
+
+    grammars: compiles what replies shall match; None: they can't be made to match anything.
+    """
 
     def __init__(self, scheduler: Scheduler, runner: Runner, vocab_size: int, random_seed: int) -> None:
         self.scheduler = scheduler
         self.runner = runner
+        self.grammars: Grammars | None = None
         self.metrics = EngineMetrics()
         self._launched: LaunchedStep | None = None
         self._vocab_size = vocab_size
@@ -34,13 +40,15 @@ class EngineCore:
     def has_work(self) -> bool:
         return self.scheduler.has_work or self._launched is not None
 
-    def submit(self, request_id: str, prompt: list[int], sampling: SamplingParams) -> None:
-        """Put a request in line.
+    def submit(self, request_id: str, prompt: list[int], sampling: SamplingParams, match: GrammarMatch | None = None) -> None:
+        """Put a request in line. match: follows the reply, for settings with a grammar.
 
         Raises:
             ValueError: the prompt is empty, too long, or holds ids outside the vocabulary, as a bias may, or more is to be drafted
-                than the engine drafts.
+                than the engine drafts, or the reply shall match a grammar while what is accepted is made up.
         """
+        if match and self.runner.stepper.simulates:
+            raise ValueError("a reply can't match a grammar while --speculative-simulate-accept-length makes up what is accepted")
         outside = next((token for token in prompt if not 0 <= token < self._vocab_size), None)
         if outside is not None:
             raise ValueError(f"prompt token {outside} is outside the vocabulary of {self._vocab_size}")
@@ -49,7 +57,7 @@ class EngineCore:
             raise ValueError(f"logit_bias has token {outside}, which is outside the vocabulary of {self._vocab_size}")
         seed = sampling.seed if sampling.seed is not None else self._seeds.getrandbits(63)
         bounds = sampling.speculative.within(self.runner.tree_shape)
-        request = Request(request_id, prompt, sampling, seed, bounds)
+        request = Request(request_id, prompt, sampling, seed, bounds, match)
         request.stats.is_simulated = self.runner.stepper.simulates
         self.scheduler.submit(request)
 
@@ -97,7 +105,10 @@ class EngineCore:
         metrics.num_generated_tokens += sum(len(event.tokens) for event in events)
         for event in events:
             if event.finish_reason:
-                self._count_finished(event.stats)
+                if event.failure:
+                    metrics.num_aborted += 1
+                else:
+                    self._count_finished(event.stats)
                 self.runner.forget(event.request_id)
         return events
 

@@ -3,14 +3,23 @@
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.grammars import Grammars
 from eagle_rt.engine.messages import Abort, Command, Rejected, Report, Shutdown, Submit
 from eagle_rt.engine.metrics import EngineMetrics
+from eagle_rt.engine.request import RequestStats, TokenEvent
+
+if TYPE_CHECKING:
+    from xgrammar import CompiledGrammar
 
 LOG_INTERVAL = 5.0
 METRICS_INTERVAL = 0.5
+# How long nothing but a grammar is waited for, before the next look at what has come.
+POLL_SECONDS = 0.01
 
 logger = logging.getLogger(__name__)
 
@@ -21,15 +30,18 @@ def run_loop(core: EngineCore, receive: Callable[[bool], list[Command]], report:
     receive(wait): the commands that have come since, waiting for one (for a second at most) if `wait`. Every request is answered
     by token events up to one with a finish reason, or by `Rejected`.
     """
+    compiling = Compiling(core.grammars)
     log = ProgressLog(core.current_metrics())
     metrics_due = 0.0
     while True:
-        for command in receive(not core.has_work):
+        for command in receive(not (core.has_work or compiling)):
             if isinstance(command, Shutdown):
+                compiling.close()
                 return
-            obey(core, command, report)
+            obey(core, compiling, command, report)
+        compiling.submit_ready(core, report)
         for event in core.step():
-            report(event)
+            report(Rejected(event.request_id, event.failure) if event.failure else event)
         now = time.monotonic()
         if now >= metrics_due:
             report(core.current_metrics())
@@ -37,16 +49,63 @@ def run_loop(core: EngineCore, receive: Callable[[bool], list[Command]], report:
         log.write_if_due(core)
 
 
-def obey(core: EngineCore, command: Submit | Abort, report: Callable[[Report], None]) -> None:
+def obey(core: EngineCore, compiling: "Compiling", command: Submit | Abort, report: Callable[[Report], None]) -> None:
     if isinstance(command, Abort):
-        event = core.abort(command.request_id, is_complete=command.is_complete)
+        event = compiling.abort(command.request_id) or core.abort(command.request_id, is_complete=command.is_complete)
         if event:
             report(event)
         return
     try:
-        core.submit(command.request_id, command.prompt, command.sampling)
+        if command.sampling.grammar:
+            compiling.add(command)
+        else:
+            core.submit(command.request_id, command.prompt, command.sampling)
     except ValueError as error:
         report(Rejected(command.request_id, str(error)))
+
+
+class Compiling:
+    """Requests that wait for their grammars."""
+
+    def __init__(self, grammars: Grammars | None) -> None:
+        self._grammars = grammars
+        self._waiting: dict[str, tuple[Submit, Future[CompiledGrammar]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, command: Submit) -> None:
+        """Raises ValueError if nothing can be compiled."""
+        grammar = command.sampling.grammar
+        assert self._grammars is not None
+        assert grammar is not None
+        self._waiting[command.request_id] = command, self._grammars.compile(grammar)
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """None if this is not waiting here."""
+        if self._waiting.pop(request_id, None) is None:
+            return None
+        return TokenEvent(request_id, [], RequestStats(), {"type": "abort"})
+
+    def submit_ready(self, core: EngineCore, report: Callable[[Report], None]) -> None:
+        """Those whose grammars are there, or can't be; waiting for one, but not long, where there is nothing else to do."""
+        if not self._waiting:
+            return
+        if not core.has_work:
+            wait([future for _, future in self._waiting.values()], POLL_SECONDS, FIRST_COMPLETED)
+        for request_id, (command, future) in list(self._waiting.items()):
+            if not future.done():
+                continue
+            del self._waiting[request_id]
+            assert self._grammars
+            try:
+                core.submit(request_id, command.prompt, command.sampling, self._grammars.match(future.result()))
+            except Exception as error:  # whatever was wrong with this grammar, the others go on
+                report(Rejected(request_id, str(error)))
+
+    def close(self) -> None:
+        if self._grammars:
+            self._grammars.close()
 
 
 class ProgressLog:

@@ -1,9 +1,10 @@
 """What a request may ask for: how its reply is chosen, when it ends, what is drafted for it; checked by pydantic. No torch here."""
 
+import json
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, StrictBool, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes
@@ -29,6 +30,22 @@ def pairs(biases: Any) -> Any:
     if isinstance(biases, dict):
         return list({int(token): bias for token, bias in biases.items()}.items())
     return [] if biases is None else biases
+
+
+def as_text(schema: Any) -> Any:
+    """A JSON schema may be given as text or as what that says."""
+    return json.dumps(schema) if isinstance(schema, dict | bool) else schema
+
+
+# Longer ones take seconds to compile, or do not end.
+GrammarText = Annotated[str, Field(max_length=2**16)]
+
+
+class Grammar(NamedTuple):
+    """What a reply must match. kind: `json_schema` or `regex`."""
+
+    kind: str
+    text: str
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -77,10 +94,11 @@ class SamplingParams:
     less than the engine would draft; the text is the same. frequency_penalty and presence_penalty are taken off the logits of
     tokens that the reply has said, for each time and once; repetition_penalty divides logits above 0 of tokens that prompt or
     reply have said and multiplies those below; logit_bias is added to those of (token id, bias). logprobs: tell how likely the
-    model held each token to be, and the so many likeliest ones.
+    model held each token to be, and the so many likeliest ones. json_schema, regex: the whole reply matches it, unless it ends
+    for another reason than its own.
 
     Raises:
-        ValueError: a value has the wrong type, or is out of range.
+        ValueError: a value has the wrong type, is out of range, or does not go with another.
     """
 
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
@@ -103,6 +121,23 @@ class SamplingParams:
         tuple[Annotated[tuple[TokenId, Bias], Field(strict=False)], ...], Field(strict=False), BeforeValidator(pairs)
     ] = ()
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    json_schema: Annotated[GrammarText, BeforeValidator(as_text)] | None = None
+    regex: GrammarText | None = None
+
+    @model_validator(mode="after")
+    def has_one_grammar_and_its_end(self) -> "SamplingParams":
+        if self.json_schema is not None and self.regex is not None:
+            raise ValueError("json_schema and regex are both given, but a reply can only be made to match one of them")
+        if self.grammar and self.ignore_eos:
+            raise ValueError(f"ignore_eos is true, but a reply that matches a {self.grammar.kind} ends with it")
+        return self
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the reply must match, if anything."""
+        if self.json_schema is not None:
+            return Grammar("json_schema", self.json_schema)
+        return None if self.regex is None else Grammar("regex", self.regex)
 
     @property
     def has_penalties(self) -> bool:
@@ -127,8 +162,11 @@ def sampling_params(given: dict[str, Any] | SamplingParams | None, defaults: dic
 def message_of(error: ValidationError) -> str:
     """Of the first thing that is wrong, by its name."""
     first = error.errors()[0]
+    reason = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return reason
     *above, name = map(str, first["loc"])
     if first["type"] == "unexpected_keyword_argument":
         known = SpeculativeParams if above else SamplingParams
         return f"{'.'.join([*above, name])} is not a parameter; known are {', '.join(field.name for field in fields(known))}"
-    return f"{'.'.join([*above, name])} is {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
+    return f"{'.'.join([*above, name])} is {first['input']!r:.200}: {reason}"

@@ -11,6 +11,7 @@ from eagle_rt.batch import Batch, HostRows, Slots, slots_at, to_device
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk
+from eagle_rt.speculate.grammar_masks import GrammarMasks
 from eagle_rt.speculate.penalties import Penalties, Strengths
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.speculate.sequences import DecodeSequences, HostCache, HostSequence
@@ -26,7 +27,7 @@ def slots_of(pages: list[int], num_rows: int, page_size: int) -> Slots:
 
 
 def sampling_batch(requests: list[Request], device: str) -> SamplingBatch:
-    settings = [request.sampling for request in requests]
+    settings, matches = [request.sampling for request in requests], [request.match for request in requests]
     sampled = [row for row, setting in enumerate(settings) if setting.temperature > 0]
     return SamplingBatch(
         temperature=floats(settings, "temperature", device),
@@ -37,6 +38,7 @@ def sampling_batch(requests: list[Request], device: str) -> SamplingBatch:
         sampled=to_device(sampled, device, torch.int64),
         has_filters=any(settings[row].top_k > 0 or settings[row].top_p < 1 or settings[row].min_p > 0 for row in sampled),
         penalties=penalties_of(requests, device) if any(setting.has_penalties for setting in settings) else None,
+        grammars=GrammarMasks(matches) if any(matches) else None,
     )
 
 

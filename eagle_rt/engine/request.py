@@ -6,6 +6,7 @@ from typing import Any
 from eagle_rt.cache.prefix import CachedPage
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.logprobs import TokenLogprob
+from eagle_rt.speculate.grammar_match import GrammarMatch
 from eagle_rt.tree_shape import TreeShape
 
 
@@ -46,11 +47,18 @@ class Request:
     The cache holds rows for the first num_cached of its tokens; of its `pages`, the first ones may belong to the prefix cache
     (`shared`). Of the rows, the draft head's cache has the first num_head_rows, of which the prefix cache has been told of the
     first num_shared_head_rows; num_matched of the target's were there when it was let in.
-    `bounds` is the largest tree to draft for it. `state_row` is its place among the running requests, None while it waits.
+    `bounds` is the largest tree to draft for it; `match` follows its reply where that must match a grammar. `state_row` is its
+    place among the running requests, None while it waits.
     """
 
     def __init__(
-        self, request_id: str, prompt: list[int], sampling: SamplingParams, seed: int, bounds: TreeShape | None = None
+        self,
+        request_id: str,
+        prompt: list[int],
+        sampling: SamplingParams,
+        seed: int,
+        bounds: TreeShape | None = None,
+        match: GrammarMatch | None = None,
     ) -> None:
         self.id = request_id
         self.tokens = list(prompt)
@@ -60,7 +68,7 @@ class Request:
         self.arrival = 0
         self.pages: list[int] = []
         self.shared: list[CachedPage] = []
-        self.bounds = bounds
+        self.bounds, self.match = bounds, match
         self.num_cached = 0
         self.num_matched = 0
         self.num_head_rows = 0
@@ -83,8 +91,8 @@ class Request:
 class TokenEvent:
     """Tokens that a request gained in one step, its counts so far, and with the last ones why it ended.
 
-    finish_reason: {"type": "stop", "matched": token id}, {"type": "length", "length": n} or {"type": "abort"}. logprobs: of the
-    tokens, if it has asked for them.
+    finish_reason: {"type": "stop", "matched": token id}, {"type": "length", "length": n} or {"type": "abort"}, with a "message"
+    where the engine had to give it up. logprobs: of the tokens, if it has asked for them.
     """
 
     request_id: str
@@ -92,3 +100,8 @@ class TokenEvent:
     stats: RequestStats
     finish_reason: dict[str, Any] | None = None
     logprobs: list[TokenLogprob] | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine had to give the request up, if it had to."""
+        return self.finish_reason.get("message") if self.finish_reason else None

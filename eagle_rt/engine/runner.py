@@ -132,7 +132,7 @@ class Runner:
         self.choice.learn(tree, [row[0] for row in rows], ms, is_sampled=is_sampled(requests))
 
     def _graph_for(self, requests: tuple[Request, ...], tree: TreeShape) -> StepGraph | None:
-        if not self.graphs or want_logprobs(requests):
+        if not self.graphs or needs_host(requests):
             return None
         has_penalties = any(request.sampling.has_penalties for request in requests)
         return self.graphs.find(len(requests), tree, has_penalties=has_penalties)
@@ -199,7 +199,7 @@ class Runner:
         clock.stop()
         rows = outcome.rows.tolist()
         ms = clock.wait()
-        if not (self.graphs and want_logprobs(requests)):  # or it would have been captured, and taken less
+        if not (self.graphs and needs_host(requests)):  # or it would have been captured, and taken less
             self._learn(requests, tree, rows, ms)
         logprobs = logprobs_of_trees(requests, outcome, tokens_of(rows))
         self.clock.mark("accept")
@@ -252,10 +252,8 @@ class Runner:
             return last_rows, hidden[:0]  # none of either
         positions = to_device([[chunk.stop - 1] for chunk in ending], self._device)
         sampling = sampling_batch([chunk.request for chunk in ending], self._device)
-        logits = judged = self.stepper.target.logits(hidden[last_rows])
-        if sampling.penalties:
-            judged = sampling.penalties.applied_to(logits)
-        return self.stepper.operations.choose(judged[:, None], positions, sampling)[:, 0], logits
+        logits = self.stepper.target.logits(hidden[last_rows])
+        return self.stepper.operations.choose(sampling.judged(logits)[:, None], positions, sampling)[:, 0], logits
 
 
 def result_of(prefilled: list[int], rows: list[list[int]], tree: TreeShape, logprobs: Logprobs) -> StepResult:
@@ -267,6 +265,11 @@ def result_of(prefilled: list[int], rows: list[list[int]], tree: TreeShape, logp
 def tokens_of(rows: list[list[int]]) -> list[list[int]]:
     """What each request gains."""
     return [row[2 : 2 + row[0]] for row in rows]
+
+
+def needs_host(requests: tuple[Request, ...]) -> bool:
+    """Whether something must be looked at, or be known, on the host in every step of these, which captured ones do without."""
+    return want_logprobs(requests) or any(request.match for request in requests)
 
 
 def is_sampled(requests: tuple[Request, ...]) -> bool:

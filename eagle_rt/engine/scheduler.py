@@ -250,8 +250,13 @@ class Scheduler:
             elif request.num_output_tokens == sampling.max_new_tokens or len(request.tokens) == self.limits.context_length:
                 request.finish_reason = {"type": "length", "length": request.num_output_tokens}
             if request.finish_reason:
-                self._leave(request)
                 break
+        if request.match:
+            request.match.follow(kept)
+            if request.match.failure:
+                request.finish_reason = {"type": "abort", "message": request.match.failure}
+        if request.finish_reason:
+            self._leave(request)
         own = logprobs.get(request.id)
         return TokenEvent(request.id, kept, request.stats, request.finish_reason, own and own[: len(kept)])
 

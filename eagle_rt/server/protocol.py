@@ -8,7 +8,6 @@ from eagle_rt.engine.params import SamplingParams, TokenId, sampling_params
 
 # Parameters of the OpenAI API that change a reply and are not supported, with the values at which they change nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "best_of": (1,),
@@ -28,6 +27,35 @@ class Strict(BaseModel):
 
 class StreamOptions(Strict):
     include_usage: bool = False
+
+
+class JsonSchema(Strict):
+    """A schema with its name. Replies keep to it whether it is called strict or not."""
+
+    name: str
+    description: str | None = None
+    wanted: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What the whole reply must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def has_a_schema_if_that_is_its_type(self) -> "ResponseFormat":
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError(f"type is {self.type}, but json_schema is {'missing' if self.json_schema is None else 'given'}")
+        return self
+
+    @property
+    def wanted(self) -> dict[str, Any] | None:
+        """The schema; None: any text will do."""
+        if self.json_schema:
+            return self.json_schema.wanted
+        return {"type": "object"} if self.type == "json_object" else None
 
 
 class OpenAIRequest(Strict):
@@ -50,6 +78,9 @@ class OpenAIRequest(Strict):
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     speculative: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -69,6 +100,10 @@ class OpenAIRequest(Strict):
         """Raises ValueError for a value that is out of range."""
         names = set(OpenAIRequest.model_fields) & set(SamplingParams.__dataclass_fields__)
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.response_format and (wanted := self.response_format.wanted) is not None:
+            if self.json_schema is not None:
+                raise ValueError("response_format and json_schema are both given, but a reply can only match one of them")
+            given["json_schema"] = wanted
         return sampling_params({**given, "max_new_tokens": max_new_tokens, "logprobs": num_logprobs}, defaults)
 
 

@@ -87,7 +87,7 @@ class TreeDrafter:
         for level in range(num_levels):
             states = states.gather(1, beam.parent_rows[:, :, None].expand(-1, -1, states.shape[-1]))
             tokens = token_map.to_target(beam.tokens)
-            if sequences.sampling.penalties:
+            if sequences.sampling.changes_logits:
                 paths = paths.gather(1, beam.parent_rows[:, :, None].expand(-1, -1, level))
                 paths = torch.cat((paths, tokens[:, :, None]), dim=2)
             positions = sequences.positions_at(torch.full_like(beam.tokens, level))
@@ -102,8 +102,9 @@ class TreeDrafter:
     def _logits(self, states: Tensor, sequences: DecodeSequences, paths: Tensor) -> Tensor:
         """[B, Q, W] after states [B, Q, H] of nodes that these tokens [B, Q, D] lead to."""
         logits = self.head.logits(states.flatten(0, 1))
-        if penalties := sequences.sampling.penalties:
-            logits = penalties.applied_to(logits, sequences.owners(states.shape[1]), paths.flatten(0, 1), self.head.token_map)
+        if sequences.sampling.changes_logits:
+            owners = sequences.owners(states.shape[1])
+            logits = sequences.sampling.judged(logits, owners, paths.flatten(0, 1), self.head.token_map)
         return logits.unflatten(0, states.shape[:2])
 
     def _noise(self, sequences: DecodeSequences, depth: int, num_nodes: int) -> DraftNoise | None:

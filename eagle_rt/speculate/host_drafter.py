@@ -181,12 +181,11 @@ class HostDrafter:
         return Candidates(owners[above], tokens, numbers[above], depths, own, scores, values), above
 
     def _logits(self, fed: FedRows, sampling: SamplingBatch, owners: Ints, positions: Ints) -> Tensor:
-        """[T, W] draft logits after nodes of `owners` that stand at `positions`, as the target will look at its own: after
-        penalties, and under the noise where that is drawn."""
+        """[T, W] draft logits after nodes of `owners` that stand at `positions`, as the target will look at its own: judged, and
+        under the noise where that is drawn."""
         logits = self.head.logits(fed.states)
-        if sampling.penalties:
-            owner_rows, paths = self._tensor(owners), self._tensor(fed.paths)
-            logits = sampling.penalties.applied_to(logits, owner_rows, paths, self.head.token_map)
+        if sampling.changes_logits:
+            logits = sampling.judged(logits, self._tensor(owners), self._tensor(fed.paths), self.head.token_map)
         if not self._couples or len(sampling.sampled) == 0:
             return logits
         rows = sampling.rows(self._tensor(owners))

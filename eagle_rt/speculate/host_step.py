@@ -99,8 +99,7 @@ def plain_step(
     batch = packed_scratch_batch(sequences, counts, counts, roots, zeros, zeros, None, pool.storage.device)
     output = target.forward(batch, pool, backend, feature_layers)
     logits = target.logits(output.hidden)
-    judged = sampling.penalties.applied_to(logits) if sampling.penalties else logits
-    choice = target_choice(judged[:, None], batch.positions[:, None], sampling)
+    choice = target_choice(sampling.judged(logits)[:, None], batch.positions[:, None], sampling)
     return choice[:, 0].tolist(), logits, output.features
 
 
@@ -219,22 +218,20 @@ class HostStepper:
         visible = None if trees.is_plain else trees.visible
         batch = packed_scratch_batch(sequences, counts, counts, trees.tokens, trees.depths, trees.places, visible, self._device)
         output = self.target.forward(batch, self.pool, self._backend, self.feature_layers)
-        logits = judged = self.target.logits(output.hidden)
-        if sampling.penalties:
-            judged = sampling.penalties.applied_to(logits, self._tensor(trees.owners), self._tensor(trees.paths))
+        logits = self.target.logits(output.hidden)
+        paths = trees.paths if sampling.changes_logits else None
 
-        if trees.is_plain or len(sampling.sampled) == 0 or logits.is_cuda:
-            settings = sampling if trees.is_plain else sampling.rows(self._tensor(trees.owners))
-            choice = target_choice(judged[:, None], batch.positions[:, None], settings)[:, 0].tolist()
-            return lambda rows: [choice[row] for row in rows], logits, output.features
+        def chosen_after(rows: slice | list[int]) -> list[int]:
+            owners, own = self._tensor(trees.owners[rows]), rows if isinstance(rows, slice) else self._tensor(rows)
+            judged = logits[own] if paths is None else sampling.judged(logits[own], owners, self._tensor(paths[rows]))
+            settings = sampling if trees.is_plain else sampling.rows(owners)
+            return target_choice(judged[:, None], batch.positions[own, None], settings)[:, 0].tolist()
 
-        def choose(rows: list[int]) -> list[int]:
-            """Drawing for rows that nobody asks for would take longer than to be asked several times."""
-            own = self._tensor(rows)
-            settings = sampling.rows(self._tensor(trees.owners[rows]))
-            return target_choice(judged[own, None], batch.positions[own, None], settings)[:, 0].tolist()
-
-        return choose, logits, output.features
+        # To draw, or to see what a grammar rules out, for rows that nobody asks for takes longer than to be asked several times.
+        if not (trees.is_plain or logits.is_cuda) and (len(sampling.sampled) or sampling.grammars):
+            return chosen_after, logits, output.features
+        choice = chosen_after(slice(None))
+        return lambda rows: [choice[row] for row in rows], logits, output.features
 
     def _keep(self, sequences: list[HostSequence], trees: PackedTrees, paths: list[list[int]], features: Tensor | None) -> None:
         """Move the cache rows of the accepted nodes to where the text goes on, and put their features aside for the head."""

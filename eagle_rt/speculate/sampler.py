@@ -8,8 +8,10 @@ from torch import Tensor
 from eagle_rt.kernels.contenders import RowSettings, can_leave_out, drawn_tokens, perturbed_contenders
 from eagle_rt.kernels.dispatch import compiled_kernel
 from eagle_rt.kernels.noise import gumbel_noise
+from eagle_rt.speculate.grammar_masks import GrammarMasks
 from eagle_rt.speculate.penalties import Penalties
 from eagle_rt.speculate.penalty_tables import PenaltyTables
+from eagle_rt.token_map.token_map import TokenMap
 
 # Guesses that are so far below the best are never made, in the logits' own unit.
 DRAFT_MARGIN = 8.0
@@ -19,8 +21,8 @@ DRAFT_MARGIN = 8.0
 class SamplingBatch:
     """Sampling settings of B sequences, each [B]: float32, and int64 for top_k (0: off) and seeds.
 
-    sampled: int64 numbers of the sequences with temperature > 0; has_filters: whether any of those filters its tokens. penalties:
-    None where no sequence has any; logits are given to what is in this file after them.
+    sampled: int64 numbers of the sequences with temperature > 0; has_filters: whether any of those filters its tokens. penalties,
+    grammars: None where no sequence has any; logits are given to the functions of this file as they are `judged`.
     """
 
     temperature: Tensor
@@ -31,6 +33,25 @@ class SamplingBatch:
     sampled: Tensor
     has_filters: bool
     penalties: Penalties | PenaltyTables | None = None
+    grammars: GrammarMasks | None = None
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether `judged` does."""
+        return self.penalties is not None or self.grammars is not None
+
+    def judged(
+        self, logits: Tensor, owners: Tensor | None = None, paths: Tensor | None = None, token_map: TokenMap | None = None
+    ) -> Tensor:
+        """[T, V] logits after nodes as the choice is made by them: after penalties, and without what grammars rule out.
+
+        owners: [T] whose sequence's each is, None: one of each; paths: [T, D] the tokens below the root on the way to each, itself
+        included, from the first to the last, with -1 anywhere between. token_map: of logits over a draft vocabulary.
+        """
+        for own in (self.penalties, self.grammars):
+            if own:
+                logits = own.applied_to(logits, owners, paths, token_map)
+        return logits
 
     def rows(self, owners: Tensor) -> "SamplingBatch":
         """The settings of T rows that belong to sequences `owners` [T]."""

@@ -66,8 +66,8 @@ class Stepper:
     def step(self, sequences: DecodeSequences, mark: Callable[[str], None] = lambda part: None) -> StepOutcome:
         """Advance every sequence by the tokens that the target confirms: at least one, at most max_depth + 1.
 
-        Nothing here reads a tensor on the host, and every shape follows from the batch size and the tree's. `mark(name)` is
-        called after each part, for timing.
+        Nothing here reads a tensor on the host, but for what grammars rule out, and every shape follows from the batch size and
+        the tree's. `mark(name)` is called after each part, for timing.
         """
         drafter, operations = self.drafter, self.operations
         tree = drafter.propose(sequences) if drafter else root_only(sequences.root_tokens)
@@ -77,9 +77,9 @@ class Stepper:
         batch = sequences.scratch_batch(tree.tokens, positions, 0, tree_mask)
         output = self.target.forward(batch, self.pool, self.backend, drafter.head.feature_layers if drafter else ())
         logits = judged = self.target.logits(output.hidden)
-        if penalties := sequences.sampling.penalties:
+        if sequences.sampling.changes_logits:
             paths = path_tokens(tree, self.max_depth).flatten(0, 1)
-            judged = penalties.applied_to(logits, sequences.owners(tree.num_nodes), paths)
+            judged = sequences.sampling.judged(logits, sequences.owners(tree.num_nodes), paths)
         mark("verify")
 
         choice = operations.choose(judged.view(*tree.tokens.shape, -1), positions, sequences.sampling)

@@ -34,14 +34,14 @@ def root_only(root_tokens: Tensor) -> DraftTree:
 
 
 def path_tokens(tree: DraftTree, max_depth: int) -> Tensor:
-    """[B, N, max_depth] the tokens from each node up to below the root, -1 past them. max_depth: as in `ancestor_mask`."""
+    """[B, N, max_depth] the tokens from below the root to each node, -1 before them. max_depth: as in `ancestor_mask`."""
     nodes = torch.arange(tree.num_nodes, device=tree.tokens.device).expand_as(tree.tokens)
     columns = []
     for _ in range(max_depth):
         is_drafted = nodes > 0
         columns.append(tree.tokens.gather(1, nodes).masked_fill(~is_drafted, -1))
         nodes = tree.parents.gather(1, nodes).clamp(min=0)
-    return torch.stack(columns, dim=2) if columns else tree.tokens[:, :, None][:, :, :0]
+    return torch.stack(columns[::-1], dim=2) if columns else tree.tokens[:, :, None][:, :, :0]
 
 
 def ancestor_mask(parents: Tensor, max_depth: int) -> Tensor:

@@ -28,14 +28,14 @@ def test_ancestor_mask_equals_following_the_parents(parents: list[int]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(parent_lists(max_nodes=20))
 def test_path_tokens_are_those_below_the_root(parents: list[int]) -> None:
-    """From the node up: children come after their parents."""
+    """From the top: children come after their parents."""
     depths = [len(brute_force.ancestors(parents, node)) - 1 for node in range(len(parents))]
     tokens = torch.arange(100, 100 + len(parents)).expand(2, -1)
     both = torch.tensor([parents, parents])
     paths = path_tokens(DraftTree(tokens, both, torch.tensor([depths, depths]), torch.zeros(tokens.shape)), max(depths))
     for node in range(len(parents)):
-        upwards = sorted(brute_force.ancestors(parents, node) - {0}, reverse=True)
-        assert paths[1, node].tolist() == [100 + own for own in upwards] + [-1] * (max(depths) - len(upwards))
+        downwards = sorted(brute_force.ancestors(parents, node) - {0})
+        assert paths[1, node].tolist() == [-1] * (max(depths) - len(downwards)) + [100 + own for own in downwards]
 
 
 def test_examples_in_docstrings() -> None:

@@ -1,0 +1,53 @@
+"""A process that compiles grammars, of which one may take without end: then the process ends, and nothing else does.
+
+`grammars.py` runs this file, with the seconds that one may take as its argument. It is told the tokenizer, as xgrammar writes it,
+in its first line; then in every line a kind and a text, and it answers each in a line: {"grammar": as xgrammar writes it} or
+{"error": what is wrong with the text}.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+
+# More than it had before it began.
+MOST_BYTES = 4 * 2**30
+
+
+def main() -> None:
+    import xgrammar
+
+    most_seconds = float(sys.argv[1])
+    tokenizer = xgrammar.TokenizerInfo.deserialize_json(sys.stdin.readline())
+    compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
+    limit_memory()
+    os.nice(10)  # requests that are being served come first
+    for line in sys.stdin:
+        kind, text = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, most_seconds)  # of the processor; its signal ends the process
+        try:
+            if kind == "json_schema":  # in one line: it takes the fewest tokens, and some models never end with white space
+                compiled = compiler.compile_json_schema(text, any_whitespace=False)
+            else:
+                compiled = compiler.compile_regex(text)
+            answer = {"grammar": compiled.serialize_json()}
+        except (RuntimeError, ValueError, MemoryError) as error:
+            answer = {"error": reason_of(error)}
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(answer), flush=True)
+
+
+def limit_memory() -> None:
+    with open("/proc/self/statm") as file:
+        in_use = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + MOST_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def reason_of(error: Exception) -> str:
+    """What xgrammar says, without the time and the place in its source."""
+    return str(error).partition(".cc:")[2].partition(": ")[2].strip() or str(error).strip()
+
+
+if __name__ == "__main__":
+    main()
