@@ -49,7 +49,7 @@ def compiled(grammar: Grammar):
 
 
 def match_of(grammar: Grammar) -> GrammarMatch:
-    return GrammarMatch(GrammarMatcher(compiled(grammar)), VOCAB_SIZE, [END])
+    return GrammarMatch(GrammarMatcher(compiled(grammar)), VOCAB_SIZE, frozenset(INFO.special_token_ids))
 
 
 def allowed_by(grammar: Grammar) -> Allowed:

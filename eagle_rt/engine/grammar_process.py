@@ -7,6 +7,7 @@ in its first line; then in every line a kind and a text, and it answers each in 
 
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -45,8 +46,8 @@ def limit_memory() -> None:
 
 
 def reason_of(error: Exception) -> str:
-    """What xgrammar says, without the time and the place in its source."""
-    return str(error).partition(".cc:")[2].partition(": ")[2].strip() or str(error).strip()
+    """What xgrammar says, without the time and the place in its source, and what it checked there."""
+    return re.sub(r"^\[\S+\] \S+: (Check failed: .*? is false: )?", "", str(error)).strip()
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ class Grammars:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._process: subprocess.Popen[str] | None = None
         self._info: TokenizerInfo | None = None
+        self._special: frozenset[int] = frozenset()
 
     def compile(self, grammar: Grammar) -> "Future[CompiledGrammar]":
         """Begin to. The future's exception, a ValueError, says why it cannot be done.
@@ -58,7 +59,7 @@ class Grammars:
         """For a reply that begins."""
         from xgrammar import GrammarMatcher
 
-        return GrammarMatch(GrammarMatcher(compiled), self._vocab_size, self._end_token_ids)
+        return GrammarMatch(GrammarMatcher(compiled), self._vocab_size, self._special)
 
     def close(self) -> None:
         """What is being compiled fails."""
@@ -71,6 +72,7 @@ class Grammars:
 
         if self._info is None:
             self._info = tokenizer_info(self._tokenizer, self._vocab_size, self._end_token_ids)
+            self._special = frozenset(self._info.special_token_ids)
         answer = self._ask(self._info, grammar)
         if "error" in answer:
             raise ValueError(f"{grammar.kind} is not possible: {answer['error']}")

@@ -15,17 +15,17 @@ MOST_SECONDS = 0.1
 
 
 class GrammarMatch:
-    """Follows one reply. It matches once `matcher` accepts one of end_token_ids, which it does where the text is complete.
+    """Follows one reply, which is whole where `matcher` takes one of its end tokens.
 
-    failure: why the reply cannot go on, None while it can.
+    special_token_ids: those that are no text. failure: why the reply cannot go on, None while it can.
     """
 
-    def __init__(self, matcher: "GrammarMatcher", vocab_size: int, end_token_ids: Iterable[int]) -> None:
+    def __init__(self, matcher: "GrammarMatcher", vocab_size: int, special_token_ids: frozenset[int]) -> None:
         self.failure: str | None = None
-        self._matcher, self._vocab_size = matcher, vocab_size
+        self._matcher, self._vocab_size, self._special = matcher, vocab_size, special_token_ids
         self._words = np.empty((1, -(-vocab_size // 32)), dtype=np.int32)
         self._only_end = np.zeros(vocab_size, dtype=np.bool_)
-        self._only_end[list(end_token_ids)] = True
+        self._only_end[matcher.stop_token_ids] = True
         self._num_followed = 0
         self._known: dict[tuple[int, ...], NDArray[np.bool_]] = {}  # what may follow these tokens after the reply
 
@@ -63,7 +63,7 @@ class GrammarMatch:
         return tokens if tokens.any() else self._only_end
 
     def _accepts(self, token: int) -> bool:
-        if self._matcher.is_terminated():
+        if token in self._special or self._matcher.is_terminated():
             return False
         start = time.thread_time()
         accepts = self._matcher.accept_token(token)

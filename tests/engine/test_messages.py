@@ -8,6 +8,7 @@ from eagle_rt.logprobs import TokenLogprob
 
 MESSAGES = [
     Submit("a", [1, 2], SamplingParams(temperature=0.5, stop=("x",), stop_token_ids=(3,), seed=2**62, logit_bias=((5, -1.5),))),
+    Submit("a", [1, 2], SamplingParams(json_schema='{"type": "object"}')),
     Abort("a"),
     Shutdown(),
     Started(["note"], 100),

@@ -1,12 +1,15 @@
 """The whole server, as its users meet it: a process on a port, and the openai client."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
 import requests
 from servers import Server
@@ -125,6 +128,41 @@ def test_logprobs_of_completions(client: openai.OpenAI, server: Server) -> None:
     assert "output_token_logprobs" not in server.post("/generate", {"text": "abc"}).json()["meta_info"]
 
 
+class Answer(pydantic.BaseModel):
+    ok: bool
+    size: Literal["small", "large"]
+
+
+def test_replies_of_a_format(client: openai.OpenAI) -> None:
+    """As OpenAI's client asks for it, whole and streamed."""
+    options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 80, "temperature": 1.0, "seed": 2}
+    parsed = client.chat.completions.parse(**options, response_format=Answer).choices[0]
+    assert isinstance(parsed.message.parsed, Answer)
+    assert parsed.finish_reason == "stop"
+    with client.chat.completions.stream(**options, response_format=Answer) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == parsed.message.parsed
+    any_object = client.chat.completions.create(**options, response_format={"type": "json_object"}).choices[0]
+    assert any_object.message.content.startswith("{")
+    free = client.chat.completions.create(**options, response_format={"type": "text"}).choices[0].message.content
+    assert free == client.chat.completions.create(**options).choices[0].message.content
+
+
+def test_replies_of_a_grammar(client: openai.OpenAI, server: Server) -> None:
+    """In SGLang's names."""
+    sampling = {"temperature": 0, "max_new_tokens": 40}
+    expression, schema = "[0-9]{3}-[a-f]{2}", Answer.model_json_schema()
+    text = server.post("/generate", {"text": "a", "sampling_params": {**sampling, "regex": expression}}).json()["text"]
+    assert re.fullmatch(expression, text)
+    extra = {"regex": expression}
+    assert client.completions.create(model="tiny", prompt="a", temperature=0, extra_body=extra).choices[0].text == text
+    for own in (schema, json.dumps(schema)):
+        reply = server.post("/generate", {"text": "a", "sampling_params": {**sampling, "json_schema": own}}).json()
+        Answer.model_validate_json(reply["text"])
+        assert reply["meta_info"]["finish_reason"] == {"type": "stop", "matched": 3}
+    body = {"prompt": "a", "regex": "(a", "stream": True}
+    assert "The parenthesis is not closed" in server.post("/v1/completions", body).text
+
+
 def test_native_route(server: Server) -> None:
     params = {"temperature": 0, "max_new_tokens": 10, "ignore_eos": True}
     reply = server.post("/generate", {"text": "abc", "sampling_params": params}).json()
@@ -168,6 +206,24 @@ def test_models_info_and_metrics(server: Server, client: openai.OpenAI) -> None:
         ("chat/completions", {"messages": MESSAGES, "max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
         ("chat/completions", {"messages": MESSAGES, "bogus": 1}, 400, "bogus", "not a known parameter"),
         ("chat/completions", {"messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "tools", "not supported"),
+        ("chat/completions", {"messages": MESSAGES, "response_format": {"type": "xml"}}, 400, "response_format", "'json_object'"),
+        (
+            "chat/completions",
+            {"messages": MESSAGES, "response_format": {"type": "json_schema"}},
+            400,
+            "response_format",
+            "type is json_schema, but json_schema is missing",
+        ),
+        (
+            "chat/completions",
+            {"messages": MESSAGES, "response_format": {"type": "json_object"}, "json_schema": {}},
+            400,
+            None,
+            "response_format and json_schema are both given",
+        ),
+        ("completions", {"prompt": "a", "json_schema": {"type": "nothing"}}, 400, "json_schema", 'Unsupported type "nothing"'),
+        ("completions", {"prompt": "a", "regex": "a", "ignore_eos": True}, 400, "ignore_eos", "ends with it"),
+        ("completions", {"prompt": "a", "regex": "a" * 2**17}, 400, "regex", "at most 65536 characters"),
         ("chat/completions", {"messages": MESSAGES, "logprobs": 2}, 400, "logprobs", "valid boolean"),
         ("chat/completions", {"messages": MESSAGES, "top_logprobs": 2}, 400, "top_logprobs", "needs logprobs: true"),
         (

@@ -87,7 +87,7 @@ def test_where_a_grammar_leads_nowhere_the_reply_ends() -> None:
     from xgrammar import GrammarCompiler
 
     nowhere = GrammarCompiler(INFO).compile_grammar('root ::= "a" more\nmore ::= more "b"')
-    match = GrammarMatch(GrammarMatcher(nowhere), VOCAB_SIZE, [END])
+    match = GrammarMatch(GrammarMatcher(nowhere), VOCAB_SIZE, frozenset())
     assert found(match) == set(tokens_of("a"))
     match.follow(tokens_of("a"))
     assert found(match) == {END}

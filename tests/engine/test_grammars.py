@@ -1,0 +1,283 @@
+"""Replies that match grammars: the same with any tree, and the target's own choice among what is allowed."""
+
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from captured import make_captured
+from checkpoints import VOCAB_SIZE, byte_tokenizer
+from engines import Tree, make_core, random_prompts
+from matching import ANSWERS, COLOURS, END, NUM_SPECIAL, NUMBERS, allowed_by, compiled, is_answer, is_expression, match_of, text_of
+from transformers import AutoModelForCausalLM
+
+from eagle_rt.engine import grammars as module
+from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.grammars import INSTALL, Grammars
+from eagle_rt.engine.loop import run_loop
+from eagle_rt.engine.messages import Abort, Command, Rejected, Report, Shutdown, Submit, decode, encode
+from eagle_rt.engine.params import Grammar, SamplingParams
+from eagle_rt.engine.request import TokenEvent
+
+PROMPTS = random_prompts(5, seed=4, longest=30)
+GREEDY = SamplingParams(temperature=0, max_new_tokens=40)
+SAMPLED = SamplingParams(temperature=1.0, top_p=0.95, seed=3, max_new_tokens=40)
+
+
+def under(setting: SamplingParams, grammar: Grammar) -> SamplingParams:
+    return replace(setting, **{grammar.kind: grammar.text})
+
+
+# The third is free.
+SETTINGS = [
+    under(GREEDY, COLOURS),
+    under(replace(SAMPLED, frequency_penalty=0.5), NUMBERS),
+    replace(GREEDY, ignore_eos=True),
+    under(GREEDY, ANSWERS),
+    under(SAMPLED, COLOURS),
+]
+
+
+def run(core: EngineCore, settings: list[SamplingParams] = SETTINGS) -> list[list[int]]:
+    replies: dict[str, list[int]] = {}
+    for index, setting in enumerate(settings):
+        replies[str(index)] = []
+        core.submit(str(index), PROMPTS[index], setting, match_of(setting.grammar) if setting.grammar else None)
+    while core.has_work:
+        for event in core.step():
+            replies[event.request_id] += event.tokens
+            assert event.failure is None
+        core.scheduler.check_integrity()
+    return list(replies.values())
+
+
+@pytest.fixture(scope="module")
+def expected(target_dir: Path) -> list[list[int]]:
+    return run(make_core(target_dir))
+
+
+def test_greedy_replies_are_the_best_that_match(target_dir: Path, expected: list[list[int]]) -> None:
+    """By transformers' logits, with nothing of ours."""
+    model = AutoModelForCausalLM.from_pretrained(target_dir)
+    for prompt, setting, reply in zip(PROMPTS, SETTINGS, expected, strict=True):
+        if setting.temperature > 0 or not setting.grammar:
+            continue
+        allowed, tokens = allowed_by(setting.grammar), []
+        while END not in tokens and len(tokens) < GREEDY.max_new_tokens:
+            with torch.inference_mode():
+                logits = model(torch.tensor([prompt + tokens])).logits[0, -1]
+            tokens.append(max(allowed(tuple(tokens)), key=lambda token: float(logits[token])))
+        assert reply == tokens
+
+
+def test_replies_match(expected: list[list[int]]) -> None:
+    for setting, reply in zip(SETTINGS, expected, strict=True):
+        if not setting.grammar:
+            assert len(reply) == setting.max_new_tokens
+            continue
+        is_whole = is_answer if setting.grammar == ANSWERS else is_expression
+        tokens = tuple(reply)
+        assert is_whole(setting.grammar, text_of(tokens[:-1])) if tokens[-1] == END else len(tokens) == setting.max_new_tokens
+    assert expected[3][-1] == END, "an answer has an end"
+
+
+@pytest.mark.parametrize(
+    ("tree", "options"),
+    [
+        ((3, 2, 6), {}),
+        ((5, 4, 16), {"speculative_tree": "adaptive"}),
+        ((3, 2, 6), {"max_total_tokens": 128, "page_size": 4, "chunked_prefill_size": 8}),  # someone has to give way
+        ((3, 2, 6), {"attention_backend": "triton"}),
+    ],
+    ids=str,
+)
+def test_trees_change_nothing(
+    target_dir: Path, head_dir: Path, expected: list[list[int]], tree: Tree | None, options: dict[str, Any]
+) -> None:
+    core = make_core(target_dir, head_dir, tree, **options)
+    assert run(core) == expected
+    if "max_total_tokens" in options:
+        assert core.current_metrics().num_preemptions > 0
+
+
+@pytest.mark.parametrize("tree", [None, (3, 2, 6)], ids=str)
+def test_captured_steps_make_room(target_dir: Path, head_dir: Path, tree: Tree | None) -> None:
+    """And go on once those who match something have left."""
+    settings = [
+        replace(SETTINGS[0], max_new_tokens=4),
+        replace(SETTINGS[1], max_new_tokens=3),
+        replace(SETTINGS[2], max_new_tokens=9),
+    ]
+    core = make_captured(target_dir, head_dir, tree, (1, 4))
+    assert run(core, settings) == run(make_core(target_dir), settings)
+    assert {"verify", "step"} <= set(core.runner.clock.seconds)
+
+
+@pytest.mark.parametrize("options", [{}, {"attention_backend": "triton"}], ids=str)
+def test_drafts_keep_to_the_grammar(target_dir: Path, head_dir: Path, options: dict[str, Any]) -> None:
+    """Where it leaves one token that is what is drafted, though a random head and a random target agree on nothing."""
+    core = make_core(target_dir, head_dir, (3, 1, 4), **options)
+    assert core.runner.stepper.drafter
+    ids = core.runner.stepper.drafter.head.token_map.target_ids.tolist()
+    letters = [token for token in ids if token >= NUM_SPECIAL and text_of([token]).isalpha()]
+    text = (text_of(letters) * 20)[:40].decode()
+    (reply,) = run(core, [under(GREEDY, Grammar("regex", text))])
+    assert text_of(reply) == text.encode()
+    metrics = core.current_metrics()
+    assert metrics.num_accepted_tokens == 3 * metrics.num_drafts, "every draft was right, and the last reply token ended a step"
+
+
+def test_a_reply_that_fails_is_given_up_alone(target_dir: Path, head_dir: Path) -> None:
+    core = make_core(target_dir, head_dir, (3, 2, 6))
+    match = match_of(COLOURS)
+    core.submit("bad", PROMPTS[0], SETTINGS[0], match)
+    core.submit("good", PROMPTS[3], SETTINGS[3], match_of(ANSWERS))
+    tokens, failures = [], []
+    while core.has_work:
+        for event in core.step():
+            if event.request_id == "good":
+                tokens += event.tokens
+            elif event.failure:
+                failures.append(event.failure)
+        match.failure = match.failure or "it took too long"
+    assert failures == ["it took too long"]
+    assert text_of(tokens[:-1]).startswith(b'{"ok": ')
+    metrics = core.current_metrics()
+    assert (metrics.num_finished, metrics.num_aborted) == (1, 1)
+
+
+def test_what_is_made_up_matches_nothing(target_dir: Path, head_dir: Path) -> None:
+    core = make_core(target_dir, head_dir, (3, 2, 6), speculative_simulate_accept_length=2.0)
+    with pytest.raises(ValueError, match="makes up what is accepted"):
+        core.submit("a", PROMPTS[0], SETTINGS[0], match_of(COLOURS))
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    """With a process of its own."""
+    made = Grammars(byte_tokenizer(), VOCAB_SIZE, frozenset([END]))
+    yield made
+    made.close()
+
+
+def deep_schema(depth: int) -> str:
+    return '{"type": "array", "items": ' * depth + '{"type": "string"}' + "}" * depth
+
+
+def test_what_is_compiled_elsewhere_matches_the_same(grammars: Grammars) -> None:
+    for grammar in (COLOURS, NUMBERS, ANSWERS):
+        there, here = grammars.match(grammars.compile(grammar).result()), match_of(grammar)
+        for _ in range(12):
+            assert np.array_equal(there.allowed(()), here.allowed(()))
+            token = int(np.flatnonzero(here.allowed(()))[-1])
+            there.follow([token])
+            here.follow([token])
+            if token == END:
+                break
+    assert grammars.compile(COLOURS) is grammars.compile(COLOURS), "it is kept"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (Grammar("regex", "(a"), "regex is not possible: Regex parsing error at position 3: The parenthesis is not closed."),
+        (Grammar("regex", "(?=a)b"), "Lookahead is not supported yet"),
+        (Grammar("regex", "\x00"), "must not contain null"),
+        (Grammar("json_schema", '{"type": "number'), "json_schema is not possible: Failed to parse JSON"),
+        (Grammar("json_schema", '{"type": "nothing"}'), 'Unsupported type "nothing"'),
+        (Grammar("json_schema", '{"$ref": "#/nowhere"}'), "Cannot find field nowhere"),
+    ],
+    ids=lambda value: getattr(value, "text", None),
+)
+def test_what_is_wrong_with_a_grammar(grammars: Grammars, grammar: Grammar, reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        grammars.compile(grammar).result()
+    assert grammars.compile(grammar) is not None
+    assert grammars.compile(COLOURS).result()
+
+
+def test_what_takes_too_long_is_given_up_alone(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_SECONDS", 1.0)
+    own = Grammars(byte_tokenizer(), VOCAB_SIZE, frozenset([END]))
+    endless, after = own.compile(Grammar("json_schema", deep_schema(1000))), own.compile(COLOURS)
+    with pytest.raises(ValueError, match="compiling it takes more than 1 s: make it simpler"):
+        endless.result()
+    assert after.result()
+    own.close()
+
+
+def test_what_is_being_compiled_ends_with_the_engine() -> None:
+    own = Grammars(byte_tokenizer(), VOCAB_SIZE, frozenset([END]))
+    endless = own.compile(Grammar("json_schema", deep_schema(1000)))
+    own.compile(COLOURS)
+    while own._process is None:
+        time.sleep(0.01)
+    process = own._process
+    own.close()
+    assert process.wait(10) < 0
+    assert endless.exception()
+
+
+def test_without_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="names no token that ends a reply"):
+        Grammars(byte_tokenizer(), VOCAB_SIZE, frozenset()).compile(COLOURS)
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=re.escape(INSTALL)):
+        Grammars(byte_tokenizer(), VOCAB_SIZE, frozenset([END])).compile(COLOURS)
+
+
+def test_nobody_waits_for_a_grammar(target_dir: Path) -> None:
+    """But who wants it: others are answered meanwhile, and may give up what still waits."""
+    core = make_core(target_dir)
+    slow: Future[Any] = Future()
+    assert core.grammars
+    core.grammars.compile = lambda grammar: slow if grammar == ANSWERS else ready(compiled(grammar))
+    reports: list[Report] = []
+
+    def ends() -> set[str]:
+        return {report.request_id for report in reports if isinstance(report, Rejected | TokenEvent) and is_end(report)}
+
+    def commands() -> Iterator[list[Command]]:
+        wanted = {"slow": SETTINGS[3], "given up": SETTINGS[3], "wrong": SETTINGS[3], "quick": SETTINGS[0], "free": SETTINGS[2]}
+        yield [decode(encode(Submit(name, PROMPTS[0], setting))) for name, setting in wanted.items()]
+        while not {"quick", "free"} <= ends():
+            yield []
+        assert ends() == {"quick", "free"}
+        yield [Abort("given up")]
+        assert ends() == {"quick", "free", "given up"}
+        slow.set_result(compiled(ANSWERS))
+        while not {"slow", "wrong"} <= ends():
+            yield []
+        yield [Shutdown()]
+
+    script = commands()
+    run_loop(core, lambda wait: next(script), reports.append)
+
+
+def is_end(report: Rejected | TokenEvent) -> bool:
+    return isinstance(report, Rejected) or report.finish_reason is not None
+
+
+def ready(value: Any) -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def test_a_grammar_that_fails_is_told(target_dir: Path) -> None:
+    core, reports = make_core(target_dir), []
+    script = [[Submit("a", PROMPTS[0], under(GREEDY, Grammar("regex", "(a")))]]
+
+    def receive(wait: bool) -> list[Command]:
+        done = any(isinstance(report, Rejected) for report in reports)
+        return script.pop() if script else [Shutdown()] if done else []
+
+    run_loop(core, receive, reports.append)
+    (rejected,) = [report for report in reports if isinstance(report, Rejected)]
+    assert rejected.reason.startswith("regex is not possible: ")
