@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,23 +31,22 @@ def run_loop(core: EngineCore, receive: Callable[[bool], list[Command]], report:
     receive(wait): the commands that have come since, waiting for one (for a second at most) if `wait`. Every request is answered
     by token events up to one with a finish reason, or by `Rejected`.
     """
-    compiling = Compiling(core.grammars)
     log = ProgressLog(core.current_metrics())
     metrics_due = 0.0
-    while True:
-        for command in receive(not (core.has_work or compiling)):
-            if isinstance(command, Shutdown):
-                compiling.close()
-                return
-            obey(core, compiling, command, report)
-        compiling.submit_ready(core, report)
-        for event in core.step():
-            report(Rejected(event.request_id, event.failure) if event.failure else event)
-        now = time.monotonic()
-        if now >= metrics_due:
-            report(core.current_metrics())
-            metrics_due = now + METRICS_INTERVAL
-        log.write_if_due(core)
+    with closing(Compiling(core.grammars)) as compiling:
+        while True:
+            for command in receive(not (core.has_work or compiling)):
+                if isinstance(command, Shutdown):
+                    return
+                obey(core, compiling, command, report)
+            compiling.submit_ready(core, report)
+            for event in core.step():
+                report(Rejected(event.request_id, event.failure) if event.failure else event)
+            now = time.monotonic()
+            if now >= metrics_due:
+                report(core.current_metrics())
+                metrics_due = now + METRICS_INTERVAL
+            log.write_if_due(core)
 
 
 def obey(core: EngineCore, compiling: "Compiling", command: Submit | Abort, report: Callable[[Report], None]) -> None:

@@ -37,11 +37,11 @@ class GrammarMasks:
                 masks.append(match.allowed(tuple(token for token in way if token >= 0)))
         if not rows:
             return logits
-        allowed = to_device(np.stack(masks), logits.device)
         if token_map is not None:
-            allowed = allowed[:, token_map.target_ids]
-            allowed |= ~allowed.any(dim=1, keepdim=True)
+            of_drafts = [mask[token_map.host_ids] for mask in masks]
+            masks = [mask if mask.any() else ~mask for mask in of_drafts]
+        allowed = to_device(np.stack(masks), logits.device)
         if len(rows) == len(logits):
-            return logits.masked_fill(~allowed, -torch.inf)
+            return torch.where(allowed, logits, -torch.inf)
         own = to_device(rows, logits.device, torch.int64)
-        return logits.index_copy(0, own, logits[own].masked_fill(~allowed, -torch.inf))
+        return logits.index_copy(0, own, torch.where(allowed, logits[own], -torch.inf))

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -21,6 +23,11 @@ class TokenMap:
         ordered, order = self._ordered
         places = torch.searchsorted(ordered, tokens).clamp(max=len(ordered) - 1)
         return torch.where(ordered[places] == tokens, order[places], len(ordered))
+
+    @cached_property
+    def host_ids(self) -> NDArray[np.int64]:
+        """The target ids, on the host."""
+        return self.target_ids.cpu().numpy()
 
     @cached_property
     def _ordered(self) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from eagle_rt.engine.engine import nth_params
-from eagle_rt.engine.params import SamplingParams, SpeculativeParams, sampling_params
+from eagle_rt.engine.params import Grammar, SamplingParams, SpeculativeParams, sampling_params
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,9 @@ from eagle_rt.engine.params import SamplingParams, SpeculativeParams, sampling_p
         ("logit_bias", {"5": "a"}, "valid number"),
         ("logit_bias", {"5": 200}, "less than or equal to 100"),
         ("logit_bias", [1], "logit_bias.0 is 1"),
+        ("json_schema", 5, "json_schema is 5: Input should be a valid string"),
+        ("regex", ["a"], "regex is ['a']"),
+        ("regex", "a" * 2**17, "String should have at most 65536 characters"),
         ("temprature", 1, "temprature is not a parameter; known are temperature, top_p"),
     ],
 )
@@ -70,6 +73,24 @@ def test_values_become_what_they_are_held_as() -> None:
     assert sampling_params({"stop": None, "logit_bias": None, "stop_token_ids": None}, {}) == SamplingParams()
     assert sampling_params(params, {"temperature": 0.1}) is params
     assert SamplingParams(**orjson.loads(orjson.dumps(params))) == params
+
+
+def test_what_does_not_go_together_is_told() -> None:
+    with pytest.raises(ValueError, match="^json_schema and regex are both given"):
+        sampling_params({"json_schema": {}, "regex": "a"}, {})
+    with pytest.raises(ValueError, match="^ignore_eos is true, but a reply that matches a regex ends with it"):
+        sampling_params({"regex": "", "ignore_eos": True}, {})
+    with pytest.raises(ValueError, match=r"^regex is 'a{190,200}: String"):
+        sampling_params({"regex": "a" * 2**17}, {})
+
+
+def test_grammars() -> None:
+    assert SamplingParams().grammar is None
+    assert SamplingParams(regex="").grammar == Grammar("regex", "")
+    for schema, text in (({"type": "object"}, '{"type": "object"}'), (True, "true"), ("{}", "{}")):
+        params = sampling_params({"json_schema": schema}, {})
+        assert params.grammar == Grammar("json_schema", text)
+        assert SamplingParams(**orjson.loads(orjson.dumps(params))) == params
 
 
 def test_replies_to_one_prompt_have_seeds_of_their_own() -> None:
