@@ -18,11 +18,13 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 IGNORED = {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"}
 
 
-NumLogprobs = Annotated[int, Field(ge=0, le=20, strict=True)]
+NumLogprobs = Annotated[int, Field(ge=0, le=20)]
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    """Nothing unknown, and no number that is a text or a truth value."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class StreamOptions(Strict):
@@ -76,7 +78,7 @@ class OpenAIRequest(Strict):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[Annotated[int, Field(strict=False)], float] | None = None  # names in JSON are texts
     speculative: dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
     json_schema: str | dict[str, Any] | None = None
