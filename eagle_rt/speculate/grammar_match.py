@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from xgrammar import GrammarMatcher
 
-# Ambiguous expressions take ever longer to follow as the text grows, and everyone waits meanwhile.
-MOST_SECONDS = 0.1
+# Ambiguous expressions take ever longer to follow as the text grows, and everyone waits meanwhile: so many calls of the matcher may
+# take as long as that. Of others they take microseconds.
+MOST_SLOW, SLOW_SECONDS = 5, 0.02
 
 
 class GrammarMatch:
@@ -26,7 +27,7 @@ class GrammarMatch:
         self._words = np.empty((1, -(-vocab_size // 32)), dtype=np.int32)
         self._only_end = np.zeros(vocab_size, dtype=np.bool_)
         self._only_end[matcher.stop_token_ids] = True
-        self._num_followed = 0
+        self._num_followed = self._num_slow = 0
         self._known: dict[tuple[int, ...], NDArray[np.bool_]] = {}  # what may follow these tokens after the reply
 
     def follow(self, tokens: Iterable[int]) -> None:
@@ -72,5 +73,8 @@ class GrammarMatch:
 
     def _limit(self, start: float) -> None:
         """start: of what has just been done, in seconds of this thread's time."""
-        if (seconds := time.thread_time() - start) > MOST_SECONDS:
-            self.failure = f"following the grammar took {seconds:.2f} s for a token: it is ambiguous, make it simpler"
+        self._num_slow += time.thread_time() - start > SLOW_SECONDS
+        if self._num_slow > MOST_SLOW:
+            self.failure = (
+                f"following the grammar takes too long after {self._num_followed} tokens: it is ambiguous, make it simpler"
+            )
