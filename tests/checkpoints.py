@@ -75,7 +75,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     template = (
-        "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+        "{{ bos_token }}{% if tools %}{{ '<|system|>' + tools | tojson }} as <tool_call>{'name', 'arguments'}<|end|>{% endif %}"
+        "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+        "{% for call in message.tool_calls %}{{ call.function.name + call.function.arguments.keys() | join }}{% endfor %}<|end|>"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
     )
     return PreTrainedTokenizerFast(

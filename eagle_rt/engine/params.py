@@ -33,16 +33,18 @@ def pairs(biases: Any) -> Any:
 
 
 def as_text(schema: Any) -> Any:
-    """A JSON schema may be given as text or as what that says."""
+    """JSON may be given as text or as what that says."""
     return json.dumps(schema) if isinstance(schema, dict | bool) else schema
 
 
 # Longer ones take seconds to compile, or do not end.
 GrammarText = Annotated[str, Field(max_length=2**16)]
+GrammarJson = Annotated[GrammarText, BeforeValidator(as_text)]
+GRAMMAR_KINDS = ("json_schema", "regex", "structural_tag")
 
 
 class Grammar(NamedTuple):
-    """What a reply must match. kind: `json_schema` or `regex`."""
+    """What a reply must match. kind: of GRAMMAR_KINDS."""
 
     kind: str
     text: str
@@ -94,8 +96,8 @@ class SamplingParams:
     less than the engine would draft; the text is the same. frequency_penalty and presence_penalty are taken off the logits of
     tokens that the reply has said, for each time and once; repetition_penalty divides logits above 0 of tokens that prompt or
     reply have said and multiplies those below; logit_bias is added to those of (token id, bias). logprobs: tell how likely the
-    model held each token to be, and the so many likeliest ones. json_schema, regex: the whole reply matches it, unless it ends
-    for another reason than its own.
+    model held each token to be, and the so many likeliest ones. json_schema, regex, structural_tag (xgrammar's, text and JSON in
+    turns): the whole reply matches it, unless it ends for another reason than its own.
 
     Raises:
         ValueError: a value has the wrong type, is out of range, or does not go with another.
@@ -121,13 +123,15 @@ class SamplingParams:
         tuple[Annotated[tuple[TokenId, Bias], Field(strict=False)], ...], Field(strict=False), BeforeValidator(pairs)
     ] = ()
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    json_schema: Annotated[GrammarText, BeforeValidator(as_text)] | None = None
+    json_schema: GrammarJson | None = None
     regex: GrammarText | None = None
+    structural_tag: GrammarJson | None = None
 
     @model_validator(mode="after")
     def has_one_grammar_and_its_end(self) -> "SamplingParams":
-        if self.json_schema is not None and self.regex is not None:
-            raise ValueError("json_schema and regex are both given, but a reply can only be made to match one of them")
+        given = [kind for kind in GRAMMAR_KINDS if getattr(self, kind) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are given, but a reply can only be made to match one of them")
         if self.grammar and self.ignore_eos:
             raise ValueError(f"ignore_eos is true, but a reply that matches a {self.grammar.kind} ends with it")
         return self
@@ -135,9 +139,8 @@ class SamplingParams:
     @property
     def grammar(self) -> Grammar | None:
         """What the reply must match, if anything."""
-        if self.json_schema is not None:
-            return Grammar("json_schema", self.json_schema)
-        return None if self.regex is None else Grammar("regex", self.regex)
+        given = (Grammar(kind, text) for kind in GRAMMAR_KINDS if (text := getattr(self, kind)) is not None)
+        return next(given, None)
 
     @property
     def has_penalties(self) -> bool:

@@ -1,6 +1,7 @@
 """Tokenizer, chat template, end tokens and sampling defaults of a checkpoint, all by transformers."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,9 +20,13 @@ def load_tokenizer(model_dir: Path, *, trust_remote_code: bool) -> PreTrainedTok
 
 
 def chat_tokens(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], *, add_generation_prompt: bool = True
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[dict[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
+    *,
+    add_generation_prompt: bool = True,
 ) -> list[int]:
-    """A dialogue in the model's chat template, by default up to where the model's reply begins.
+    """A dialogue in the model's chat template, by default up to where the model's reply begins. tools: that the model may call.
 
     Raises:
         ValueError: the model has no chat template, or its template refuses the messages.
@@ -29,9 +34,8 @@ def chat_tokens(
     if tokenizer.chat_template is None:
         raise ValueError("this model has no chat template: send a plain prompt instead")
     try:
-        return cast(
-            list[int], tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, return_dict=False)
-        )
+        options = {"tools": tools, "add_generation_prompt": add_generation_prompt, "return_dict": False}
+        return cast(list[int], tokenizer.apply_chat_template(list(messages), **options))
     except Exception as error:  # templates raise jinja errors of many types
         raise ValueError(f"messages do not fit the model's chat template: {error}") from None
 

@@ -15,14 +15,16 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from eagle_rt.engine.engine import reply_dict
 from eagle_rt.engine.params import sampling_params
 from eagle_rt.engine.request import check_prompt_length
-from eagle_rt.engine.text import Reply
+from eagle_rt.engine.text import Reply, TextDelta
 from eagle_rt.models.tokenizer import chat_tokens, encode_prompts, is_single
+from eagle_rt.server.choices import ChatChoice, Choice, CompletionChoice
 from eagle_rt.server.errors import ApiError, add_error_handlers
 from eagle_rt.server.logprobs import Format, ToldLogprobs, chat_logprobs, completion_logprobs
 from eagle_rt.server.prometheus import EngineCollector
 from eagle_rt.server.protocol import ChatRequest, CompletionRequest, GenerateRequest, OpenAIRequest
 from eagle_rt.server.service import EngineService, Generation
-from eagle_rt.server.stream import finish_name, native_events, openai_events
+from eagle_rt.server.stream import native_events, openai_events
+from eagle_rt.server.tools import template_message, tools_of
 
 DISCONNECT_POLL_SECONDS = 0.2
 
@@ -49,17 +51,18 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
     @app.post("/v1/chat/completions", dependencies=[Depends(check_key)])
     async def chat(body: ChatRequest, request: Request) -> Response:
         check_model(body)
-        messages = [{"role": message.role, "content": message.text} for message in body.messages]
-        prompt = chat_tokens(service.info.tokenizer, messages)
+        tokenizer, tools = service.info.tokenizer, tools_of(body, service.info.tokenizer)
+        prompt = chat_tokens(tokenizer, [template_message(message) for message in body.messages], tools and tools.described)
         max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-        generation = service.generate([prompt], body.sampling(service.info.sampling_defaults, max_tokens, body.num_logprobs))
+        tag = tools and tools.structural_tag
+        params = body.sampling(service.info.sampling_defaults, max_tokens, body.num_logprobs, tag)
+        generation = service.generate([prompt], params)
         return await openai_response(
             body,
             request,
             generation,
             name="chat.completion",
-            whole=lambda reply: {"message": {"role": "assistant", "content": reply.text}},
-            part=lambda text: {"delta": {"content": text} if text else {}},
+            choices=[ChatChoice(tools.reader() if tools else None) for _ in generation.replies],
             tell=chat_logprobs,
             opening=[
                 {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
@@ -77,8 +80,7 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
             request,
             generation,
             name="text_completion",
-            whole=lambda reply: {"text": reply.text},
-            part=lambda text: {"text": text},
+            choices=[CompletionChoice() for _ in generation.replies],
             tell=completion_logprobs,
             opening=[],
         )
@@ -89,34 +91,32 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
         generation: Generation,
         *,
         name: str,
-        whole: Callable[[Reply], dict[str, Any]],
-        part: Callable[[str], dict[str, Any]],
+        choices: list[Choice],
         tell: Format,
         opening: list[dict[str, Any]],
     ) -> Response:
-        """The reply in one piece or as events; `whole` and `part` shape a choice of each kind, `tell` its log-probabilities."""
+        """The replies in one piece or as events; `choices` shape them, `tell` their log-probabilities."""
         told = [ToldLogprobs(reply, service.info.tokenizer, tell) for reply in generation.replies]
         header = {"id": f"{name}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model_name}
         if body.stream:
             kind = f"{name}.chunk" if name == "chat.completion" else name
 
-            def envelope(choices: list[dict[str, Any]]) -> dict[str, Any]:
-                return {**header, "object": kind, "choices": choices}
+            def envelope(parts: list[dict[str, Any]]) -> dict[str, Any]:
+                return {**header, "object": kind, "choices": parts}
 
-            def choice(index: int, text: str) -> dict[str, Any]:
+            def choice(index: int, delta: TextDelta) -> dict[str, Any]:
                 logprobs = told[index].more()
-                return {"index": index, **part(text), **({} if logprobs is None else {"logprobs": logprobs})}
+                return {"index": index, **choices[index].part(delta), **({} if logprobs is None else {"logprobs": logprobs})}
 
             include_usage = bool(body.stream_options and body.stream_options.include_usage)
             check_lengths(service, generation)
             events = openai_events(generation, envelope, choice, opening, include_usage)
             return StreamingResponse(events, media_type="text/event-stream")
         replies = await finish_or_abort(generation, request)
-        choices = [
-            {"index": index, **whole(reply), "logprobs": told[index].more(), "finish_reason": finish_name(reply.finish_reason)}
-            for index, reply in enumerate(replies)
+        wholes = [
+            {"index": index, **choices[index].whole(reply), "logprobs": told[index].more()} for index, reply in enumerate(replies)
         ]
-        return JSONResponse({**header, "object": name, "choices": choices, "usage": generation.usage()})
+        return JSONResponse({**header, "object": name, "choices": wholes, "usage": generation.usage()})
 
     @app.post("/generate", dependencies=[Depends(check_key)])
     async def generate(body: GenerateRequest, request: Request) -> Response:

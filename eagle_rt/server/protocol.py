@@ -1,21 +1,20 @@
 """The bodies of HTTP requests, checked by pydantic, in OpenAI's and SGLang's names."""
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from eagle_rt.engine.params import SamplingParams, TokenId, sampling_params
 
 # Parameters of the OpenAI API that change a reply and are not supported, with the values at which they change nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
 }
 # Parameters that say something about the caller and nothing about the reply.
-IGNORED = {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"}
+IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 
 
 NumLogprobs = Annotated[int, Field(ge=0, le=20)]
@@ -83,6 +82,7 @@ class OpenAIRequest(Strict):
     response_format: ResponseFormat | None = None
     json_schema: str | dict[str, Any] | None = None
     regex: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -98,14 +98,22 @@ class OpenAIRequest(Strict):
             kept[name] = value
         return kept
 
-    def sampling(self, defaults: dict[str, Any], max_new_tokens: int | None, num_logprobs: int | None) -> SamplingParams:
-        """Raises ValueError for a value that is out of range."""
+    def sampling(
+        self,
+        defaults: dict[str, Any],
+        max_new_tokens: int | None,
+        num_logprobs: int | None,
+        structural_tag: dict[str, Any] | None = None,
+    ) -> SamplingParams:
+        """structural_tag: what the tools want of the reply. Raises ValueError for a value that is out of range."""
         names = set(OpenAIRequest.model_fields) & set(SamplingParams.__dataclass_fields__)
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.response_format and (wanted := self.response_format.wanted) is not None:
             if self.json_schema is not None:
                 raise ValueError("response_format and json_schema are both given, but a reply can only match one of them")
             given["json_schema"] = wanted
+        if structural_tag is not None:
+            given["structural_tag"] = structural_tag
         return sampling_params({**given, "max_new_tokens": max_new_tokens, "logprobs": num_logprobs}, defaults)
 
 
@@ -114,21 +122,85 @@ class TextPart(Strict):
     text: str
 
 
+class Function(Strict):
+    """One that a model may call. Its calls keep to the schema of its parameters if it is strict, or must be called."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Strict):
+    name: str
+
+
+class NamedFunction(Strict):
+    """The one that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(BaseModel):
+    """arguments: JSON, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+    @field_validator("arguments")
+    @classmethod
+    def is_an_object(cls, arguments: str) -> str:
+        try:
+            found = json.loads(arguments)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ValueError("must be a JSON object")
+        return arguments
+
+    @property
+    def parsed(self) -> dict[str, Any]:
+        return json.loads(self.arguments)
+
+
+class ToolCall(BaseModel):
+    id: str
+    function: CalledFunction
+
+
 class ChatMessage(BaseModel):
     role: str
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def says_something(self) -> "ChatMessage":
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is missing")
+        return self
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or [])
 
 
 class ChatRequest(OpenAIRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    logprobs: StrictBool | None = None
+    logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def has_logprobs_to_rank(self) -> "ChatRequest":
@@ -161,7 +233,7 @@ class GenerateRequest(Strict):
     input_ids: list[TokenId] | list[list[TokenId]] | None = None
     sampling_params: dict[str, Any] = Field(default_factory=dict)
     stream: bool = False
-    return_logprob: StrictBool = False
+    return_logprob: bool = False
     top_logprobs_num: NumLogprobs = 0
 
     @model_validator(mode="after")

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 
 from eagle_rt.engine.engine import reply_dict
+from eagle_rt.engine.text import TextDelta
 from eagle_rt.server.errors import error_body
 from eagle_rt.server.process import EngineDiedError
 from eagle_rt.server.service import Generation
@@ -25,20 +26,20 @@ def error_event(error: ValueError | EngineDiedError) -> bytes:
 async def openai_events(
     generation: Generation,
     envelope: Callable[[list[dict[str, Any]]], dict[str, Any]],
-    choice: Callable[[int, str], dict[str, Any]],
+    choice: Callable[[int, TextDelta], dict[str, Any]],
     opening: list[dict[str, Any]],
     include_usage: bool,
 ) -> AsyncIterator[bytes]:
     """One event per piece of text, the usage if asked for, and the closing mark.
 
-    envelope(choices): an event's body; choice(index, text): one choice in it; opening: choices to begin with.
+    envelope(choices): an event's body; choice(index, delta): one choice in it; opening: choices to begin with.
     """
     try:
         for first in opening:
             yield event(envelope([first]))
         async for index, delta in generation.deltas():
             if delta.text or delta.finish_reason:
-                yield event(envelope([{**choice(index, delta.text), "finish_reason": finish_name(delta.finish_reason)}]))
+                yield event(envelope([choice(index, delta)]))
         if include_usage:
             yield event({**envelope([]), "usage": generation.usage()})
     except (ValueError, EngineDiedError) as error:
@@ -55,10 +56,3 @@ async def native_events(generation: Generation) -> AsyncIterator[bytes]:
     except (ValueError, EngineDiedError) as error:
         yield error_event(error)
     yield DONE
-
-
-def finish_name(finish_reason: dict[str, Any] | None) -> str | None:
-    """OpenAI's word for why a reply ended."""
-    if finish_reason is None:
-        return None
-    return "length" if finish_reason["type"] == "length" else "stop"

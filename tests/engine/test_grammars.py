@@ -1,6 +1,7 @@
 """Replies that match grammars: the same with any tree, and the target's own choice among what is allowed."""
 
 import re
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -14,7 +15,20 @@ import torch
 from captured import make_captured
 from checkpoints import VOCAB_SIZE, byte_tokenizer
 from engines import Tree, make_core, random_prompts
-from matching import ANSWERS, COLOURS, END, NUM_SPECIAL, NUMBERS, allowed_by, compiled, is_answer, is_expression, match_of, text_of
+from matching import (
+    ANSWERS,
+    COLOURS,
+    END,
+    NUM_SPECIAL,
+    NUMBERS,
+    allowed_by,
+    compiled,
+    is_answer,
+    is_expression,
+    match_of,
+    text_of,
+    tokens_of,
+)
 from transformers import AutoModelForCausalLM
 
 from eagle_rt.engine import grammars as module
@@ -24,6 +38,7 @@ from eagle_rt.engine.loop import run_loop
 from eagle_rt.engine.messages import Abort, Command, Rejected, Report, Shutdown, Submit, decode, encode
 from eagle_rt.engine.params import Grammar, SamplingParams
 from eagle_rt.engine.request import TokenEvent
+from eagle_rt.engine.scheduler import StepResult
 
 PROMPTS = random_prompts(5, seed=4, longest=30)
 GREEDY = SamplingParams(temperature=0, max_new_tokens=40)
@@ -119,15 +134,16 @@ def test_captured_steps_make_room(target_dir: Path, head_dir: Path, tree: Tree |
     assert {"verify", "step"} <= set(core.runner.clock.seconds)
 
 
-@pytest.mark.parametrize("options", [{}, {"attention_backend": "triton"}], ids=str)
-def test_drafts_keep_to_the_grammar(target_dir: Path, head_dir: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_drafts_keep_to_the_grammar(target_dir: Path, head_dir: Path, is_captured: bool) -> None:
     """Where it leaves one token that is what is drafted, though a random head and a random target agree on nothing."""
-    core = make_core(target_dir, head_dir, (3, 1, 4), **options)
+    tree = (3, 1, 4)
+    core = make_captured(target_dir, head_dir, tree, (1,)) if is_captured else make_core(target_dir, head_dir, tree)
     assert core.runner.stepper.drafter
     ids = core.runner.stepper.drafter.head.token_map.target_ids.tolist()
     letters = [token for token in ids if token >= NUM_SPECIAL and text_of([token]).isalpha()]
-    text = (text_of(letters) * 20)[:40].decode()
-    (reply,) = run(core, [under(GREEDY, Grammar("regex", text))])
+    text = (text_of(letters) * 20)[:20].decode()
+    (reply,) = run(core, [under(replace(GREEDY, max_new_tokens=20), Grammar("regex", text))])
     assert text_of(reply) == text.encode()
     metrics = core.current_metrics()
     assert metrics.num_accepted_tokens == 3 * metrics.num_drafts, "every draft was right, and the last reply token ended a step"
@@ -150,6 +166,15 @@ def test_a_reply_that_fails_is_given_up_alone(target_dir: Path, head_dir: Path) 
     assert text_of(tokens[:-1]).startswith(b'{"ok": ')
     metrics = core.current_metrics()
     assert (metrics.num_finished, metrics.num_aborted) == (1, 1)
+
+
+def test_what_comes_after_the_end_is_not_followed(target_dir: Path) -> None:
+    core = make_core(target_dir)
+    core.submit("a", PROMPTS[0], SamplingParams(temperature=0, regex="a*", max_new_tokens=2), match_of(Grammar("regex", "a*")))
+    (first,) = core.step()
+    assert first.tokens == list(tokens_of("a"))
+    (last,) = core.scheduler.commit(core.scheduler.plan(), StepResult([], [[*tokens_of("ab")]], [1], [False]))
+    assert (last.tokens, last.finish_reason) == ([*tokens_of("a")], {"type": "length", "length": 2})
 
 
 def test_what_is_made_up_matches_nothing(target_dir: Path, head_dir: Path) -> None:
@@ -220,7 +245,7 @@ def test_what_is_being_compiled_ends_with_the_engine() -> None:
         time.sleep(0.01)
     process = own._process
     own.close()
-    assert process.wait(10) < 0
+    assert process.wait(10) == -signal.SIGKILL
     assert endless.exception()
 
 
@@ -268,6 +293,17 @@ def ready(value: Any) -> "Future[Any]":
     future: Future[Any] = Future()
     future.set_result(value)
     return future
+
+
+def test_a_reply_that_fails_is_told(target_dir: Path) -> None:
+    core, reports = make_core(target_dir), []
+    assert core.grammars
+    failing = match_of(COLOURS)
+    failing.failure = "it takes too long"
+    core.grammars.compile, core.grammars.match = lambda grammar: ready(compiled(grammar)), lambda compiled: failing
+    script = [[Submit("a", PROMPTS[0], SETTINGS[0])]]
+    run_loop(core, lambda wait: script.pop() if script else [Shutdown()] if wait else [], reports.append)
+    assert [report for report in reports if isinstance(report, Rejected | TokenEvent)] == [Rejected("a", "it takes too long")]
 
 
 def test_a_grammar_that_fails_is_told(target_dir: Path) -> None:

@@ -76,7 +76,7 @@ def test_values_become_what_they_are_held_as() -> None:
 
 
 def test_what_does_not_go_together_is_told() -> None:
-    with pytest.raises(ValueError, match=r"^json_schema and regex are both given"):
+    with pytest.raises(ValueError, match=r"^json_schema and regex are given, but"):
         sampling_params({"json_schema": {}, "regex": "a"}, {})
     with pytest.raises(ValueError, match=r"^ignore_eos is true, but a reply that matches a regex ends with it"):
         sampling_params({"regex": "", "ignore_eos": True}, {})

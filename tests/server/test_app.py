@@ -163,6 +163,35 @@ def test_replies_of_a_grammar(client: openai.OpenAI, server: Server) -> None:
     assert "The parenthesis is not closed" in server.post("/v1/completions", body).text
 
 
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "parameters": {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]},
+    },
+}
+
+
+def test_calls_of_tools(client: openai.OpenAI) -> None:
+    """Made because they must be, whole and streamed, and answered."""
+    options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 200, "temperature": 1.0, "seed": 1, "tools": [TOOL]}
+    free = client.chat.completions.create(**options).choices[0]
+    assert free.message.tool_calls is None
+    assert free.finish_reason in ("stop", "length")
+    for choice in ("required", {"type": "function", "function": {"name": "look_up"}}):
+        one = {**options, "tool_choice": choice, "parallel_tool_calls": False}
+        reply = client.chat.completions.create(**one).choices[0]
+        (call,) = reply.message.tool_calls
+        assert (reply.finish_reason, reply.message.content, call.function.name) == ("tool_calls", None, "look_up")
+        assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")
+        with client.chat.completions.stream(**one) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        assert streamed.message.tool_calls[0].function.arguments == call.function.arguments
+        assert streamed.finish_reason == "tool_calls"
+    answered = [*MESSAGES, reply.message.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": "20 degrees"}]
+    assert client.chat.completions.create(**{**options, "messages": answered, "tool_choice": "none"}).choices[0].message.content
+
+
 def test_native_route(server: Server) -> None:
     params = {"temperature": 0, "max_new_tokens": 10, "ignore_eos": True}
     reply = server.post("/generate", {"text": "abc", "sampling_params": params}).json()
@@ -209,7 +238,17 @@ def test_models_info_and_metrics(server: Server, client: openai.OpenAI) -> None:
         ("chat/completions", {"messages": MESSAGES, "logit_bias": {"5": "1"}}, 400, "logit_bias", "valid number"),
         ("completions", {"prompt": "a", "stream": "no"}, 400, "stream", "valid boolean"),
         ("chat/completions", {"messages": MESSAGES, "bogus": 1}, 400, "bogus", "not a known parameter"),
-        ("chat/completions", {"messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "tools", "not supported"),
+        ("chat/completions", {"messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "tools", "required"),
+        ("chat/completions", {"messages": MESSAGES, "tool_choice": "required"}, 400, "tool_choice", "but tools is not"),
+        (
+            "chat/completions",
+            {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required", "regex": "a"},
+            400,
+            None,
+            "regex and structural_tag are given",
+        ),
+        ("chat/completions", {"messages": [{"role": "user"}]}, 400, "messages", "content is missing"),
+        ("completions", {"prompt": "a", "structural_tag": {"type": "x"}}, 400, "structural_tag", "is not possible"),
         ("chat/completions", {"messages": MESSAGES, "response_format": {"type": "xml"}}, 400, "response_format", "'json_object'"),
         (
             "chat/completions",

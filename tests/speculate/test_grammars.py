@@ -67,9 +67,12 @@ def test_nothing_is_ruled_out_where_nothing_can_be() -> None:
     assert match.failure is None
 
 
-def test_special_tokens_are_no_text() -> None:
+def test_special_tokens_are_no_text(capfd: pytest.CaptureFixture[str]) -> None:
+    """On a path there may be some, of which xgrammar would complain aloud."""
     match = match_of(Grammar("regex", ".*"))
     assert found(match) & set(range(NUM_SPECIAL)) == {END}
+    assert found(match, (4,)) == frozenset(range(VOCAB_SIZE))
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("tokens", [tokens_of("reddish"), (*tokens_of("re"), END), (4,)], ids=["text", "end", "special"])
