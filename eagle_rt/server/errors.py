@@ -47,7 +47,7 @@ def add_error_handlers(app: FastAPI) -> None:
         place = [str(part) for part in first["loc"] if part != "body"]
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
-            message = f"{place[0]} is not a known parameter"
+            message = f"{'.'.join(place)} is not a known parameter"
         elif place:
             message = f"{'.'.join(place)}: {message}"
         return error_response(400, message, place[0] if place else parameter_in(message))
