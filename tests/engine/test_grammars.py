@@ -29,11 +29,13 @@ from matching import (
     text_of,
     tokens_of,
 )
-from transformers import AutoModelForCausalLM
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from xgrammar import GrammarCompiler, GrammarMatcher
 
 from eagle_rt.engine import grammars as module
 from eagle_rt.engine.core import EngineCore
-from eagle_rt.engine.grammars import INSTALL, Grammars
+from eagle_rt.engine.grammars import INSTALL, Grammars, tokenizer_info
 from eagle_rt.engine.loop import run_loop
 from eagle_rt.engine.messages import Abort, Command, Rejected, Report, Shutdown, Submit, decode, encode
 from eagle_rt.engine.params import Grammar, SamplingParams
@@ -181,6 +183,24 @@ def test_what_is_made_up_matches_nothing(target_dir: Path, head_dir: Path) -> No
     core = make_core(target_dir, head_dir, (3, 2, 6), speculative_simulate_accept_length=2.0)
     with pytest.raises(ValueError, match="makes up what is accepted"):
         core.submit("a", PROMPTS[0], SETTINGS[0], match_of(COLOURS))
+
+
+def test_tokens_of_sentencepiece() -> None:
+    """Whose texts are written otherwise, and whose rarest are single bytes, as Llama 2's."""
+    own = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"yesno", "▁no", "▁yes", "yes"]
+    vocab = {token: number for number, token in enumerate(dict.fromkeys(own))}
+    model = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    model.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    model.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    info = tokenizer_info(tokenizer, len(vocab) + 5, [vocab["</s>"]])  # a few more in the model than have a text
+    matcher = GrammarMatcher(GrammarCompiler(info).compile_regex("yes( no)*é"))
+    reply = [vocab[token] for token in ("yes", "▁no", "▁", "n", "o", "<0xC3>", "<0xA9>")]
+    assert all(matcher.accept_token(token) for token in reply)
+    assert matcher.is_completed()
+    assert tokenizer.decode(reply) == "yes no noé"
 
 
 @pytest.fixture(scope="module")
