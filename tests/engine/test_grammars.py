@@ -110,7 +110,6 @@ def test_replies_match(expected: list[list[int]]) -> None:
         ((3, 2, 6), {}),
         ((5, 4, 16), {"speculative_tree": "adaptive"}),
         ((3, 2, 6), {"max_total_tokens": 128, "page_size": 4, "chunked_prefill_size": 8}),  # someone has to give way
-        ((3, 2, 6), {"attention_backend": "triton"}),
     ],
     ids=str,
 )
