@@ -133,7 +133,7 @@ SUM = '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call>'
         ({"tool_choice": "auto"}, ["No.", ROME, f"Yes. {ROME} and {SUM}"], [PARIS, "<tool_call>no"]),
         ({}, ["No.", SUM], [PARIS]),
     ],
-    ids=str,
+    ids=["any", "one of any", "named", "free but strict", "by default"],
 )
 def test_what_must_be_called(options: dict[str, Any], matching: list[str], others: list[str]) -> None:
     tools = tools_of(body(**options), byte_tokenizer())
