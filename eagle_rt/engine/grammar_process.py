@@ -1,4 +1,4 @@
-"""A process that compiles grammars, of which one may take without end: then the process ends, and nothing else does.
+"""A process that compiles grammars, each in a copy of itself: one may take without end, and then the copy ends and nothing else.
 
 `grammars.py` runs this file, with the seconds that one may take as its argument. It is told the tokenizer, as xgrammar writes it,
 in its first line; then in every line a kind and a text, and it answers each in a line: {"grammar": as xgrammar writes it} or
@@ -28,17 +28,22 @@ def main() -> None:
         "regex": compiler.compile_regex,
         "structural_tag": compiler.compile_structural_tag,
     }
-    limit_memory()
-    os.nice(10)  # requests that are being served come first
     for line in sys.stdin:
         kind, text = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, most_seconds)  # of the processor; its signal ends the process
-        try:
-            answer = {"grammar": compilers[kind](text).serialize_json()}
-        except Exception as error:  # of many types
-            answer = {"error": reason_of(error)}
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(answer), flush=True)
+        if (copy := os.fork()) == 0:
+            os.nice(10)  # requests that are being served come first
+            limit_memory()
+            signal.setitimer(signal.ITIMER_PROF, most_seconds)  # of the processor; its signal ends the copy
+            try:
+                answer = {"grammar": compilers[kind](text).serialize_json()}
+            except Exception as error:  # of many types
+                answer = {"error": reason_of(error)}
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            print(json.dumps(answer), flush=True)
+            os._exit(0)
+        if os.waitpid(copy, 0)[1]:
+            reason = f"compiling it takes more than {most_seconds:g} s, or more than {MOST_BYTES / 2**30:g} GiB: make it simpler"
+            print(json.dumps({"error": reason}), flush=True)
 
 
 def limit_memory() -> None:

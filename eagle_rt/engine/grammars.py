@@ -2,6 +2,8 @@
 microseconds and whose matchers can go back, as trees need it."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections import OrderedDict
@@ -20,14 +22,14 @@ from eagle_rt.speculate.grammar_match import GrammarMatch
 if TYPE_CHECKING:
     from xgrammar import CompiledGrammar, TokenizerInfo
 
-# How many grammars are kept, the latest; and what compiling one may take of a processor.
+# How many grammars, good and bad, are kept, the latest; and what compiling one may take of a processor.
 MOST_KEPT, MOST_SECONDS = 64, 10.0
 INSTALL = "a reply can only be made to match a grammar with xgrammar, which is not installed: pip install 'eagle_rt[grammar]'"
 
 
 class Grammars:
     """Grammars over the tokens of a model. All methods are for one thread; what takes long is done on another and in a process of
-    its own, which is started for the first grammar and again after one that took too much."""
+    its own, which is started for the first grammar."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_token_ids: frozenset[int]) -> None:
         self._tokenizer, self._vocab_size, self._end_token_ids = tokenizer, vocab_size, sorted(end_token_ids)
@@ -38,7 +40,7 @@ class Grammars:
         self._special: frozenset[int] = frozenset()
 
     def compile(self, grammar: Grammar) -> "Future[CompiledGrammar]":
-        """Begin to. The future's exception, a ValueError, says why it cannot be done.
+        """Begin to. The future's exception says why it cannot be done: ever, if it is a ValueError.
 
         Raises:
             ValueError: no grammar can be compiled here.
@@ -48,7 +50,7 @@ class Grammars:
         if not self._end_token_ids:
             raise ValueError(f"{grammar.kind} is not possible with this model: it names no token that ends a reply")
         known = self._compiled.pop(grammar, None)
-        if known is None or (known.done() and known.exception()):
+        if known is None or (known.done() and isinstance(known.exception(), RuntimeError)):
             known = self._thread.submit(self._compile, grammar)
         self._compiled[grammar] = known
         if len(self._compiled) > MOST_KEPT:
@@ -63,8 +65,9 @@ class Grammars:
 
     def close(self) -> None:
         """What is being compiled fails."""
-        if process := self._process:
-            process.kill()
+        if self._process:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._thread.shutdown(cancel_futures=True)
 
     def _compile(self, grammar: Grammar) -> "CompiledGrammar":
@@ -90,9 +93,7 @@ class Grammars:
             if answer := process.stdout.readline():
                 return json.loads(answer)
         self._process = None
-        if (code := process.wait()) > 0:
-            return {"error": f"the process that compiles it ended with exit code {code}"}
-        return {"error": f"compiling it takes more than {MOST_SECONDS:g} s: make it simpler"}
+        raise RuntimeError(f"the process that compiles grammars has ended with exit code {process.wait()}: try again")
 
 
 def tokenizer_info(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_token_ids: list[int]) -> "TokenizerInfo":
@@ -108,6 +109,7 @@ def tokenizer_info(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_toke
 
 
 def start_process() -> subprocess.Popen[str]:
-    # -P: modules that lie beside the file are not to be taken for Python's own. And Ctrl-C is not for it.
+    # -P: modules that lie beside the file are not to be taken for Python's own. A group of its own: Ctrl-C is not for it, and it
+    # ends together with its copies.
     command, pipe = [sys.executable, "-P", str(Path(grammar_process.__file__)), str(MOST_SECONDS)], subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, start_new_session=True)

@@ -242,15 +242,27 @@ def test_what_is_compiled_elsewhere_matches_the_same(grammars: Grammars) -> None
 def test_what_is_wrong_with_a_grammar(grammars: Grammars, grammar: Grammar, reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         grammars.compile(grammar).result()
-    assert grammars.compile(grammar) is not None
+    assert grammars.compile(grammar) is grammars.compile(grammar), "what is known to be wrong holds nobody up again"
     assert grammars.compile(COLOURS).result()
+
+
+def test_a_process_that_has_ended_is_started_again() -> None:
+    own = Grammars(byte_tokenizer(), VOCAB_SIZE, frozenset([END]))
+    assert own.compile(COLOURS).result()
+    assert own._process is not None
+    own._process.kill()
+    own._process.wait()
+    with pytest.raises(RuntimeError, match="has ended with exit code -9: try again"):
+        own.compile(NUMBERS).result()
+    assert own.compile(NUMBERS).result()
+    own.close()
 
 
 def test_what_takes_too_long_is_given_up_alone(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_SECONDS", 1.0)
     own = Grammars(byte_tokenizer(), VOCAB_SIZE, frozenset([END]))
     endless, after = own.compile(Grammar("json_schema", deep_schema(1000))), own.compile(COLOURS)
-    with pytest.raises(ValueError, match="compiling it takes more than 1 s: make it simpler"):
+    with pytest.raises(ValueError, match="compiling it takes more than 1 s, or more than 4 GiB: make it simpler"):
         endless.result()
     assert after.result()
     own.close()
