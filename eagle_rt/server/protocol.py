@@ -3,7 +3,7 @@
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from eagle_rt.engine.params import SamplingParams, TokenId, sampling_params
 
@@ -147,26 +147,22 @@ class NamedFunction(Strict):
     function: FunctionName
 
 
+def json_object(text: Any) -> dict[str, Any]:
+    """Raises ValueError if the text is none."""
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("must be a JSON object")
+    return found
+
+
 class CalledFunction(BaseModel):
-    """arguments: JSON, as the model wrote it."""
+    """arguments: what the JSON says that the model wrote."""
 
     name: str
-    arguments: str
-
-    @field_validator("arguments")
-    @classmethod
-    def is_an_object(cls, arguments: str) -> str:
-        try:
-            found = json.loads(arguments)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise ValueError("must be a JSON object")
-        return arguments
-
-    @property
-    def parsed(self) -> dict[str, Any]:
-        return json.loads(self.arguments)
+    arguments: Annotated[dict[str, Any], BeforeValidator(json_object)]
 
 
 class ToolCall(BaseModel):

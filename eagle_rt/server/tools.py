@@ -91,7 +91,7 @@ class CallReader:
             if not end and not is_last:
                 self._held = tag + rest
                 return content + before, calls
-            call = self._call(inside)
+            call = self._call(decoded(inside))
             content += before if call else before + tag + inside + end
             calls += [call] if call else []
             self._held = after
@@ -106,26 +106,30 @@ class CallReader:
         calls = []
         while may_be_call and text:
             try:
-                _, end = json.JSONDecoder().raw_decode(text)
+                found, end = json.JSONDecoder().raw_decode(text)
             except ValueError:
                 return content, []
-            call = self._call(text[:end])
+            call = self._call(found)
             if not call:
                 return content, []
             calls.append(call)
             text = text[end:].lstrip("; \n")
         return ("" if calls else content), calls
 
-    def _call(self, text: str) -> Call | None:
-        """None if this is none."""
-        try:
-            found = json.loads(text)
-        except ValueError:
-            return None
+    def _call(self, found: Any) -> Call | None:
+        """None if what is written there is none."""
         if not isinstance(found, dict) or found.get("name") not in self._names:
             return None
         arguments = found.get(self._form.key, {})
         return Call(found["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+
+
+def decoded(text: str) -> Any:
+    """What the JSON says; None if it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
 
 
 def length_of_begun(text: str, mark: str) -> int:
@@ -185,11 +189,7 @@ def call_tag(form: CallFormat, tool: Tool) -> dict[str, Any]:
 
 
 def template_message(message: ChatMessage) -> dict[str, Any]:
-    """As chat templates take it: arguments as what their JSON says.
-
-    Raises:
-        ValueError: they are no JSON object.
-    """
+    """As chat templates take it."""
     plain: dict[str, Any] = {"role": message.role, "content": message.text}
     if message.tool_call_id is not None:
         plain["tool_call_id"] = message.tool_call_id
@@ -197,7 +197,6 @@ def template_message(message: ChatMessage) -> dict[str, Any]:
         plain["name"] = message.name
     if message.tool_calls:
         plain["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": call.function.parsed}}
-            for call in message.tool_calls
+            {"id": call.id, "type": "function", "function": call.function.model_dump()} for call in message.tool_calls
         ]
     return plain
