@@ -47,6 +47,7 @@ class EngineCore:
             ValueError: the prompt is empty, too long, or holds ids outside the vocabulary, as a bias may, or more is to be drafted
                 than the engine drafts, or the reply shall match a grammar while what is accepted is made up.
         """
+        assert (match is None) == (sampling.grammar is None), "or the reply would match nothing, and nobody would know"
         if match and self.runner.stepper.simulates:
             raise ValueError("a reply can't match a grammar while --speculative-simulate-accept-length makes up what is accepted")
         outside = next((token for token in prompt if not 0 <= token < self._vocab_size), None)

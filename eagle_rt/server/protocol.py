@@ -108,12 +108,10 @@ class OpenAIRequest(Strict):
         """structural_tag: what the tools want of the reply. Raises ValueError for a value that is out of range."""
         names = set(OpenAIRequest.model_fields) & set(SamplingParams.__dataclass_fields__)
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        if self.response_format and (wanted := self.response_format.wanted) is not None:
-            if self.json_schema is not None:
-                raise ValueError("response_format and json_schema are both given, but a reply can only match one of them")
-            given["json_schema"] = wanted
-        if structural_tag is not None:
-            given["structural_tag"] = structural_tag
+        schema = self.response_format.wanted if self.response_format else None
+        for source, name, wanted in (("response_format", "json_schema", schema), ("tools", "structural_tag", structural_tag)):
+            if wanted is not None and given.setdefault(name, wanted) is not wanted:
+                raise ValueError(f"{source} and {name} are both given, but a reply can only match one of them")
         return sampling_params({**given, "max_new_tokens": max_new_tokens, "logprobs": num_logprobs}, defaults)
 
 

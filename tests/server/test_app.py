@@ -248,6 +248,13 @@ def test_models_info_and_metrics(server: Server, client: openai.OpenAI) -> None:
             "regex and structural_tag are given",
         ),
         ("chat/completions", {"messages": MESSAGES, "tools": [{**TOOL, "x": 1}]}, 400, "tools", "tools.0.x is not a known"),
+        (
+            "chat/completions",
+            {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required", "structural_tag": {}},
+            400,
+            None,
+            "tools and structural_tag are both given",
+        ),
         ("chat/completions", {"messages": [{"role": "user"}]}, 400, "messages", "content is missing"),
         ("completions", {"prompt": "a", "structural_tag": {"type": "x"}}, 400, "structural_tag", "is not possible"),
         ("chat/completions", {"messages": MESSAGES, "response_format": {"type": "xml"}}, 400, "response_format", "'json_object'"),
