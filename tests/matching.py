@@ -30,6 +30,15 @@ ANSWER = {
 }
 ANSWERS = Grammar("json_schema", json.dumps(ANSWER))
 GRAMMARS = [COLOURS, NUMBERS, ANSWERS]
+# A tool.
+LOOK_UP = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "the weather",
+        "parameters": {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]},
+    },
+}
 
 
 def tokens_of(text: str) -> tuple[int, ...]:

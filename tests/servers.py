@@ -12,6 +12,7 @@ import requests
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 120
+MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 class Server:

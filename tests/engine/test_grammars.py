@@ -258,7 +258,7 @@ def test_a_process_that_has_ended_is_started_again() -> None:
     own.close()
 
 
-def test_what_takes_too_long_is_given_up_alone(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_too_long_is_given_up_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_SECONDS", 1.0)
     own = Grammars(byte_tokenizer(), VOCAB_SIZE, frozenset([END]))
     endless, after = own.compile(Grammar("json_schema", deep_schema(1000))), own.compile(COLOURS)

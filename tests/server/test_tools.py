@@ -7,7 +7,7 @@ import pytest
 from checkpoints import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matching import INFO
+from matching import INFO, LOOK_UP
 from pydantic import ValidationError
 from xgrammar import GrammarCompiler, GrammarMatcher
 
@@ -18,14 +18,6 @@ from eagle_rt.server.protocol import ChatRequest
 from eagle_rt.server.tools import BARE, TAGGED, CallFormat, CallReader, call_format, template_message, tools_of
 
 NAMES = frozenset(["look_up", "add"])
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "the weather",
-        "parameters": {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]},
-    },
-}
 ADD = {"type": "function", "function": {"name": "add", "strict": True}}
 
 
@@ -115,7 +107,7 @@ def test_formats_are_told_by_templates() -> None:
 
 
 def body(**options: Any) -> ChatRequest:
-    return ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}], "tools": [WEATHER, ADD], **options})
+    return ChatRequest.model_validate({"messages": [{"role": "user", "content": "a"}], "tools": [LOOK_UP, ADD], **options})
 
 
 ROME = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Rome"}}\n</tool_call>'
@@ -147,7 +139,7 @@ def test_what_must_be_called(options: dict[str, Any], matching: list[str], other
 
 
 def test_nothing_must_be_matched_unless_it_is_asked_for() -> None:
-    tools = tools_of(body(tools=[WEATHER]), byte_tokenizer())
+    tools = tools_of(body(tools=[LOOK_UP]), byte_tokenizer())
     assert tools is not None
     assert tools.structural_tag is None
     assert tools_of(body(tool_choice="none"), byte_tokenizer()) is None
@@ -181,7 +173,7 @@ def test_dialogues_with_calls() -> None:
     tokenizer = byte_tokenizer()
     plain = [template_message(message) for message in body(messages=messages).messages]
     assert plain[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Rome"}
-    text = tokenizer.decode(chat_tokens(tokenizer, plain, [WEATHER]))
+    text = tokenizer.decode(chat_tokens(tokenizer, plain, [LOOK_UP]))
     assert '"description": "the weather"' in text
     assert "<|assistant|>look_upcity<|end|><|tool|>20<|end|><|assistant|>" in text
     for broken in ({"arguments": "[1]"}, {"arguments": "{"}):

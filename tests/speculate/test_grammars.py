@@ -8,8 +8,8 @@ import torch
 from checkpoints import VOCAB_SIZE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matching import COLOURS, END, GRAMMARS, NUM_SPECIAL, NUMBERS, allowed_by, match_of, tokens_of
-from xgrammar import GrammarMatcher
+from matching import COLOURS, END, GRAMMARS, INFO, NUM_SPECIAL, NUMBERS, allowed_by, match_of, tokens_of
+from xgrammar import GrammarCompiler, GrammarMatcher
 
 from eagle_rt.engine.params import Grammar
 from eagle_rt.speculate import grammar_match
@@ -86,9 +86,6 @@ def test_what_does_not_match_fails(tokens: tuple[int, ...]) -> None:
 
 
 def test_where_a_grammar_leads_nowhere_the_reply_ends() -> None:
-    from matching import INFO
-    from xgrammar import GrammarCompiler
-
     nowhere = GrammarCompiler(INFO).compile_grammar('root ::= "a" more\nmore ::= more "b"')
     match = GrammarMatch(GrammarMatcher(nowhere), VOCAB_SIZE, frozenset())
     assert found(match) == set(tokens_of("a"))
