@@ -18,7 +18,7 @@ LAYERS = [
     {"cache"},
     {"resolve"},
     BOTTOM,
-    {"tree_shape", "logprobs"},
+    {"tree_shape", "logprobs", "trace"},
 ]
 # Within a layer: demo is made by train. Everything else there stands alone.
 ALLOWED_SIBLINGS = {("demo", "train")}
@@ -30,6 +30,7 @@ TORCH_FREE = [
     "engine/messages.py",
     "engine/metrics.py",
     "tree_shape.py",
+    "trace.py",
     "cache/pages.py",
     "cache/prefix.py",
 ]

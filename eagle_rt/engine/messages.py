@@ -9,6 +9,7 @@ from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.request import RequestStats, TokenEvent
 from eagle_rt.logprobs import TokenLogprob
 from eagle_rt.speculate.acceptance import Calibration
+from eagle_rt.trace import StepTrace
 
 
 @dataclass(frozen=True)
@@ -74,4 +75,6 @@ def decode(data: bytes) -> Command | Report:
         fields["stats"] = RequestStats(**fields["stats"])
         if fields["logprobs"]:
             fields["logprobs"] = [TokenLogprob(own["value"], [(*best,) for best in own["top"]]) for own in fields["logprobs"]]
+        if fields["trace"]:
+            fields["trace"] = StepTrace(**fields["trace"])
     return KINDS[name](**fields)

@@ -52,7 +52,8 @@ class Grammar(NamedTuple):
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SpeculativeParams:
-    """What one request wants of speculation: none, or trees smaller than the engine's. None: the engine's own number.
+    """What one request wants of speculation: none, or trees smaller than the engine's. None: the engine's own number. trace: tell
+    what each step drafted and what became of it.
 
     Raises:
         ValueError: a value has the wrong type, or a number is below 1 (2 for the draft tokens, which count the root).
@@ -62,6 +63,7 @@ class SpeculativeParams:
     num_steps: AtLeastOne | None = None
     eagle_topk: AtLeastOne | None = None
     num_draft_tokens: Annotated[int, Field(ge=2, strict=True)] | None = None
+    trace: StrictBool = False
 
     def within(self, tree: TreeShape) -> TreeShape | None:
         """The largest tree to draft where the engine's is `tree`; None for none.

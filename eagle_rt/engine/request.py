@@ -7,6 +7,7 @@ from eagle_rt.cache.prefix import CachedPage
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.logprobs import TokenLogprob
 from eagle_rt.speculate.grammar_match import GrammarMatch
+from eagle_rt.trace import StepTrace
 from eagle_rt.tree_shape import TreeShape
 
 
@@ -92,7 +93,8 @@ class TokenEvent:
     """Tokens that a request gained in one step, its counts so far, and with the last ones why it ended.
 
     finish_reason: {"type": "stop", "matched": token id}, {"type": "length", "length": n} or {"type": "abort"}, with a "message"
-    where the engine had to give it up. logprobs: of the tokens, if it has asked for them.
+    where the engine had to give it up. logprobs: of the tokens, if it has asked for them; trace: of the decode step that gained
+    them, in the same way.
     """
 
     request_id: str
@@ -100,6 +102,7 @@ class TokenEvent:
     stats: RequestStats
     finish_reason: dict[str, Any] | None = None
     logprobs: list[TokenLogprob] | None = None
+    trace: StepTrace | None = None
 
     @property
     def failure(self) -> str | None:

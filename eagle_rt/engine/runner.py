@@ -1,6 +1,7 @@
 """Runs a step plan on the device: the meeting of scheduling and tensors."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import compress
 
 import torch
@@ -14,13 +15,29 @@ from eagle_rt.engine.logprobs import logprobs_of, logprobs_of_each, logprobs_of_
 from eagle_rt.engine.prepare import decode_sequences, host_sequences, prefill_batch, prefilled_sequence, sampling_batch
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.scheduler import Chunk, StepPlan, StepResult
+from eagle_rt.engine.traces import traces_of_forest, traces_of_roots, traces_of_trees, want_traces
 from eagle_rt.logprobs import Logprobs
 from eagle_rt.speculate.host_step import HostOutcome, HostStepper, plain_step
 from eagle_rt.speculate.step import Stepper
 from eagle_rt.speculate.tree_choice import FixedTree, TreeChoice
+from eagle_rt.trace import Traces
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 NOTHING_DECODED = HostOutcome([], [], [], False, torch.empty(0, 0), [])
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """`StepOutcome.rows` of one decode step on the host, and what requests are told of it that have asked."""
+
+    rows: list[list[int]] = field(default_factory=list)
+    logprobs: Logprobs = field(default_factory=dict)
+    traces: Traces = field(default_factory=dict)
+
+    def result(self, tree: TreeShape, prefilled: list[int], others: Logprobs) -> StepResult:
+        """tree: that the step has drafted. prefilled: tokens chosen beside it, and others: their log-probabilities."""
+        broken, num_drafted = [bool(row[1]) for row in self.rows], [tree.num_draft_tokens - 1] * len(self.rows)
+        return StepResult(prefilled, tokens_of(self.rows), num_drafted, broken, logprobs=self.logprobs | others, traces=self.traces)
 
 
 class Runner:
@@ -61,10 +78,9 @@ class Runner:
             return self._run_on_host(plan, stepper)
         tree = self._tree_for(plan.decodes)
         # A captured step runs while the host launches the passes that read prompts.
-        decoded = self._start_decoding(plan.decodes, tree) if plan.decodes else lambda: ([], {})
+        decoded = self._start_decoding(plan.decodes, tree) if plan.decodes else Decoded
         prefilled = self.start_prefill(plan.chunks) if plan.chunks else lambda: ([], {})
-        (rows, logprobs), (tokens, others) = decoded(), prefilled()
-        return result_of(tokens, rows, tree, logprobs | others)
+        return decoded().result(tree, *prefilled())
 
     @property
     def host_stepper(self) -> HostStepper | None:
@@ -102,7 +118,7 @@ class Runner:
 
         def result() -> StepResult:
             self.clock.start()
-            return result_of([], rows(), tree, {})
+            return Decoded(rows()).result(tree, [], {})
 
         return result
 
@@ -150,7 +166,8 @@ class Runner:
         rows = stepper.drafter.rows
         head_rows = {request.id: rows[request.id].num_made for request in have_read}
         logprobs = logprobs_of(plan.decodes, outcome.logits, outcome.rows, outcome.tokens) | others
-        return StepResult(prefilled, outcome.tokens, outcome.num_drafted, outcome.is_broken, head_rows, logprobs)
+        traces = traces_of_forest(plan.decodes, outcome)
+        return StepResult(prefilled, outcome.tokens, outcome.num_drafted, outcome.is_broken, head_rows, logprobs, traces)
 
     def _prefill_on_host(self, plan: StepPlan, stepper: HostStepper) -> tuple[list[int], Logprobs]:
         """As `start_prefill`, but the head reads later, when it drafts, with what other texts have gained: a pass of its own would
@@ -181,15 +198,15 @@ class Runner:
         self.clock.mark("prefill")
         return tokens, logprobs
 
-    def _start_decoding(self, requests: tuple[Request, ...], tree: TreeShape) -> Callable[[], tuple[list[list[int]], Logprobs]]:
-        """A captured step runs on beside the host; any other has been made when this returns. Either gives `StepOutcome.rows`."""
+    def _start_decoding(self, requests: tuple[Request, ...], tree: TreeShape) -> Callable[[], Decoded]:
+        """A captured step runs on beside the host; any other has been made when this returns."""
         if graph := self._graph_for(requests, tree):
             rows = self._launch(graph, requests, tree, follows=False)
-            return lambda: (rows(), {})
+            return lambda: Decoded(rows())
         decoded = self._decode(requests, tree)
         return lambda: decoded
 
-    def _decode(self, requests: tuple[Request, ...], tree: TreeShape) -> tuple[list[list[int]], Logprobs]:
+    def _decode(self, requests: tuple[Request, ...], tree: TreeShape) -> Decoded:
         if self._device == "cpu" and not self.stepper.drafter:
             return self._plain_step(requests)
         sequences = decode_sequences(requests, self.tree_shape.num_scratch_rows, self._page_size, self._device)
@@ -201,19 +218,21 @@ class Runner:
         ms = clock.wait()
         if not (self.graphs and needs_host(requests)):  # or it would have been captured, and taken less
             self._learn(requests, tree, rows, ms)
-        logprobs = logprobs_of_trees(requests, outcome, tokens_of(rows))
+        tokens = tokens_of(rows)
+        decoded = Decoded(rows, logprobs_of_trees(requests, outcome, tokens), traces_of_trees(requests, outcome, tokens))
         self.clock.mark("accept")
-        return rows, logprobs
+        return decoded
 
-    def _plain_step(self, requests: tuple[Request, ...]) -> tuple[list[list[int]], Logprobs]:
+    def _plain_step(self, requests: tuple[Request, ...]) -> Decoded:
         """What the stepper does without a drafter, without what it takes to have the same shapes in every step."""
         sequences = host_sequences(requests, self.tree_shape.num_scratch_rows, self._page_size)
         sampling, own = sampling_batch(list(requests), self._device), self.stepper
         self.clock.mark("prepare")
         tokens, logits, _ = plain_step(own.target, own.pool, own.backend, sequences, sampling)
-        logprobs = logprobs_of_each(requests, logits, tokens)
+        rows = [[1, False, token] for token in tokens]
+        decoded = Decoded(rows, logprobs_of_each(requests, logits, tokens), traces_of_roots(requests, tokens_of(rows)))
         self.clock.mark("verify")
-        return [[1, False, token] for token in tokens], logprobs
+        return decoded
 
     @torch.inference_mode()
     def start_prefill(self, chunks: tuple[Chunk, ...]) -> Callable[[], tuple[list[int], Logprobs]]:
@@ -256,12 +275,6 @@ class Runner:
         return self.stepper.operations.choose(sampling.judged(logits)[:, None], positions, sampling)[:, 0], logits
 
 
-def result_of(prefilled: list[int], rows: list[list[int]], tree: TreeShape, logprobs: Logprobs) -> StepResult:
-    """rows: `StepOutcome.rows` on the host, of a step with such trees."""
-    broken = [bool(row[1]) for row in rows]
-    return StepResult(prefilled, tokens_of(rows), [tree.num_draft_tokens - 1] * len(rows), broken, logprobs=logprobs)
-
-
 def tokens_of(rows: list[list[int]]) -> list[list[int]]:
     """What each request gains."""
     return [row[2 : 2 + row[0]] for row in rows]
@@ -269,7 +282,7 @@ def tokens_of(rows: list[list[int]]) -> list[list[int]]:
 
 def needs_host(requests: tuple[Request, ...]) -> bool:
     """Whether something must be looked at, or be known, on the host in every step of these, which captured ones do without."""
-    return want_logprobs(requests) or any(request.match for request in requests)
+    return want_logprobs(requests) or want_traces(requests) or any(request.match for request in requests)
 
 
 def is_sampled(requests: tuple[Request, ...]) -> bool:

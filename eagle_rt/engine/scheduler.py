@@ -11,6 +11,7 @@ from eagle_rt.cache.prefix import PrefixCache
 from eagle_rt.engine.gathering import Gathering
 from eagle_rt.engine.request import Request, TokenEvent, check_prompt_length
 from eagle_rt.logprobs import Logprobs
+from eagle_rt.trace import Traces
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class StepResult:
     """prefilled: the token chosen after each last chunk, in the plan's order; decoded: for each decoding request the tokens
     gained; num_drafted: drafts verified for each; broken: which heads gave no numbers. head_rows: how many rows of a request, by
     its id, the draft head's cache holds, where that has changed; None where it holds all that are cached. logprobs: by its id, of
-    the tokens of each request that has asked for them."""
+    the tokens of each request that has asked for them; traces: of the trees, in the same way."""
 
     prefilled: list[int]
     decoded: list[list[int]]
@@ -63,6 +64,7 @@ class StepResult:
     broken: list[bool]
     head_rows: dict[str, int] | None = None
     logprobs: Logprobs = field(default_factory=dict)
+    traces: Traces = field(default_factory=dict)
 
     def num_head_rows(self, request: Request) -> int:
         """Of a request that this step has gained tokens for."""
@@ -192,7 +194,7 @@ class Scheduler:
             chunk.request.num_cached = chunk.stop
             chunk.request.num_head_rows = result.num_head_rows(chunk.request)
             if chunk.is_last:
-                events.append(self._append(chunk.request, [next(prefilled)], result.logprobs))
+                events.append(self._append(chunk.request, [next(prefilled)], result))
         decoded = zip(plan.decodes, result.decoded, result.num_drafted, result.broken, strict=True)
         for request, tokens, num_drafted, is_broken in decoded:
             if request.finish_reason:
@@ -202,7 +204,7 @@ class Scheduler:
             request.stats.count_step(len(tokens) - 1, num_drafted, is_broken)
             if request.num_shared_head_rows < request.prefill_end <= request.num_head_rows:
                 self._share_pages(request)  # the head has read the prompt only now
-            events.append(self._append(request, tokens, result.logprobs))
+            events.append(self._append(request, tokens, result))
         for chunk in plan.chunks:
             if chunk.is_last and chunk.request.state_row is not None:
                 self._share_pages(chunk.request)
@@ -237,7 +239,7 @@ class Scheduler:
         state_rows = self._free_state_rows + [request.state_row for request in self.running if request.state_row is not None]
         assert sorted(state_rows) == list(range(self.limits.max_running))
 
-    def _append(self, request: Request, tokens: list[int], logprobs: Logprobs) -> TokenEvent:
+    def _append(self, request: Request, tokens: list[int], result: StepResult) -> TokenEvent:
         """Add tokens up to the first that ends the request: it may be in the middle of an accepted run."""
         sampling = request.sampling
         kept = []
@@ -257,8 +259,8 @@ class Scheduler:
                 request.finish_reason = {"type": "abort", "message": request.match.failure}
         if request.finish_reason:
             self._leave(request)
-        own = logprobs.get(request.id)
-        return TokenEvent(request.id, kept, request.stats, request.finish_reason, own and own[: len(kept)])
+        own, trace = result.logprobs.get(request.id), result.traces.get(request.id)
+        return TokenEvent(request.id, kept, request.stats, request.finish_reason, own and own[: len(kept)], trace)
 
     def _is_letting_in(self) -> bool:
         """Whether requests that have a place now are let in now. Where a prompt is being read others join it."""

@@ -1,6 +1,6 @@
 """From tokens to text while they come: whole characters only, stop strings cut out."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -9,6 +9,7 @@ from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.request import RequestStats, TokenEvent
 from eagle_rt.logprobs import TokenLogprob
 from eagle_rt.models.tokenizer import decode_tokens
+from eagle_rt.trace import StepTrace
 
 INCOMPLETE = "\ufffd"
 
@@ -30,12 +31,13 @@ class Reply:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, sampling: SamplingParams, num_prompt_tokens: int) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []  # of the tokens, if they were asked for
+        self.traces: list[StepTrace] = []  # of the decode steps, in the same way
         self.text = ""
         self.finish_reason: dict[str, Any] | None = None
         self.stats = RequestStats()
         self.num_prompt_tokens = num_prompt_tokens
         self._tokenizer = tokenizer
-        self._stop, self._num_logprobs = sampling.stop, sampling.logprobs
+        self._stop, self._num_logprobs, self._is_traced = sampling.stop, sampling.logprobs, sampling.speculative.trace
         self._decoded_start = 0  # tokens from here on are decoded together, so that spaces between words survive
         self._decoded_end = 0
         self._num_released = 0
@@ -44,6 +46,8 @@ class Reply:
         """Take an event in. After the reply has finished, further events change nothing."""
         if self.finish_reason:
             return TextDelta("", self.finish_reason)
+        if event.trace:
+            self.traces.append(event.trace)
         for index, token in enumerate(event.tokens):
             self.tokens.append(token)
             if event.logprobs:
@@ -76,12 +80,19 @@ class Reply:
             "spec_broken_drafts": stats.num_broken_drafts,
             "spec_simulated": stats.is_simulated,
             **self._logprobs_by_name(),
+            **self.traces_by_name(),
         }
 
     @property
     def has_logprobs(self) -> bool:
         """Whether they were asked for."""
         return self._num_logprobs is not None
+
+    def traces_by_name(self) -> dict[str, Any]:
+        """What each decode step drafted and what became of it, if that was asked for, once the reply has ended."""
+        if not (self._is_traced and self.finish_reason):
+            return {}
+        return {"spec_trace": [asdict(trace) for trace in self.traces]}
 
     def _logprobs_by_name(self) -> dict[str, Any]:
         """(log-probability, token, None) of each token, and of the likeliest in its place, if they were asked for."""

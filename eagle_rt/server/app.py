@@ -105,8 +105,9 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
                 return {**header, "object": kind, "choices": parts}
 
             def choice(index: int, delta: TextDelta) -> dict[str, Any]:
-                logprobs = told[index].more()
-                return {"index": index, **choices[index].part(delta), **({} if logprobs is None else {"logprobs": logprobs})}
+                logprobs, traces = told[index].more(), generation.replies[index].traces_by_name()
+                more = {**({} if logprobs is None else {"logprobs": logprobs}), **traces}
+                return {"index": index, **choices[index].part(delta), **more}
 
             include_usage = bool(body.stream_options and body.stream_options.include_usage)
             check_lengths(service, generation)
@@ -114,7 +115,8 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
             return StreamingResponse(events, media_type="text/event-stream")
         replies = await finish_or_abort(generation, request)
         wholes = [
-            {"index": index, **choices[index].whole(reply), "logprobs": told[index].more()} for index, reply in enumerate(replies)
+            {"index": index, **choices[index].whole(reply), "logprobs": told[index].more(), **reply.traces_by_name()}
+            for index, reply in enumerate(replies)
         ]
         return JSONResponse({**header, "object": name, "choices": wholes, "usage": generation.usage()})
 

@@ -18,7 +18,7 @@ from eagle_rt.batch import slots_at
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.costs import Observation
-from eagle_rt.speculate.forest import Choose, Floats, Ints, PackedTrees, pack
+from eagle_rt.speculate.forest import Candidates, Choose, Floats, Ints, PackedTrees, pack
 from eagle_rt.speculate.host_drafter import Draft, HostDrafter
 from eagle_rt.speculate.policy import RESTING, DraftPlan, Rests, StepRecord, TreePolicy
 from eagle_rt.speculate.sampler import SamplingBatch, target_choice
@@ -35,9 +35,20 @@ NUM_PAUSES, STEPS_OF_CHOOSING = 16, 50.0
 
 
 @dataclass(frozen=True)
+class Drafted:
+    """What was verified: the trees, and the candidates that they were made of. has_chances: whether the values of these say how
+    likely each is to be accepted."""
+
+    trees: PackedTrees
+    nodes: Candidates
+    has_chances: bool
+
+
+@dataclass(frozen=True)
 class HostOutcome:
     """For each sequence the tokens that it gains, how many drafts were verified, and whether the head gave no numbers; whether
-    heads have read anything; the target's logits [T, V], and for each token in the rows of which of them it was chosen."""
+    heads have read anything; the target's logits [T, V], and for each token in the rows of which of them it was chosen; what was
+    drafted, None where nothing was."""
 
     tokens: list[list[int]]
     num_drafted: list[int]
@@ -45,6 +56,7 @@ class HostOutcome:
     has_read: bool
     logits: Tensor
     rows: list[list[int]]
+    drafted: Drafted | None = None
 
 
 class Pauses:
@@ -173,7 +185,8 @@ class HostStepper:
         root_tokens = np.array([sequence.text[-1] for sequence in sequences])
         draft = self.drafter.draft(sequences, sampling, plan, start, mark)
         kept = plan.keep(draft.candidates)
-        trees = pack(root_tokens, draft.candidates[kept], kept)
+        nodes = draft.candidates[kept]
+        trees = pack(root_tokens, nodes, kept)
         mark("draft")
 
         choose, logits, features = self._verify(sequences, sampling, trees)
@@ -185,7 +198,8 @@ class HostStepper:
         learning_ms = self._learn(plan, draft, kept, trees, paths, verify_ms)
         self._choosing[plan.teaches].add(asking_ms + learning_ms)
         num_drafted = [stop - first - 1 for first, stop in zip(trees.starts, trees.starts[1:], strict=False)]
-        return HostOutcome(tokens, num_drafted, draft.is_broken.tolist(), True, logits, paths)
+        drafted = Drafted(trees, nodes, has_chances=self.policy.calibration is not None)
+        return HostOutcome(tokens, num_drafted, draft.is_broken.tolist(), True, logits, paths, drafted)
 
     def must_read(self, sequence_id: str) -> bool:
         """Whether too much waits for the head, so that it has to read this text though nothing drafts."""

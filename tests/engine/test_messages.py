@@ -5,6 +5,7 @@ from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.request import RequestStats, TokenEvent
 from eagle_rt.logprobs import TokenLogprob
+from eagle_rt.trace import StepTrace
 
 MESSAGES = [
     Submit("a", [1, 2], SamplingParams(temperature=0.5, stop=("x",), stop_token_ids=(3,), seed=2**62, logit_bias=((5, -1.5),))),
@@ -16,6 +17,7 @@ MESSAGES = [
     Rejected("a", "why"),
     TokenEvent("a", [1], RequestStats(accepted_histogram=[1, 2]), {"type": "stop", "matched": 3}),
     TokenEvent("a", [1], RequestStats(), logprobs=[TokenLogprob(-0.5, [(1, -0.5), (7, -2.0)])]),
+    TokenEvent("a", [7, 8], RequestStats(), trace=StepTrace(4, [1, 7], [-1, 0], [0.0, -0.5], [1.0, 0.6], [0, 1], [7, 8])),
     EngineMetrics(num_steps=3, seconds={"draft": 0.5}),
 ]
 

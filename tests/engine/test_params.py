@@ -40,6 +40,7 @@ from eagle_rt.engine.params import Grammar, SamplingParams, SpeculativeParams, s
         ("speculative", {"num_steps": 0}, "speculative.num_steps is 0: Input should be greater than or equal to 1"),
         ("speculative", {"num_draft_tokens": 1}, "greater than or equal to 2"),
         ("speculative", {"enabled": 1}, "speculative.enabled is 1: Input should be a valid boolean"),
+        ("speculative", {"trace": "yes"}, "speculative.trace is 'yes': Input should be a valid boolean"),
         ("logit_bias", {"x": 1}, "logit_bias is"),
         ("logit_bias", {"5": "a"}, "valid number"),
         ("logit_bias", {"5": 200}, "less than or equal to 100"),

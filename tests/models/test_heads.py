@@ -12,8 +12,6 @@ import torch
 from engines import load_target, make_core, random_prompts
 from head_layouts import EAGLE3_LAYOUTS, FINAL, LAYOUTS, Written, write_head
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
-from tree import brute_force
 
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.batch import Batch, HostRows
@@ -26,6 +24,7 @@ from eagle_rt.models.heads.load import load_head, load_mtp_head
 from eagle_rt.speculate.forest import pack
 from eagle_rt.speculate.policy import FixedPolicy
 from models.slow_head import SlowHead
+from models.slow_trees import slow_tree, true_features
 
 TREES = [(1, 3, 4), (3, 1, 4), (4, 3, 12), (5, 4, 16), (3, 8, 40)]
 TEXT = random_prompts(1, seed=5, longest=40)[0] + [7, 8, 9]
@@ -47,17 +46,6 @@ def algorithm(name: str) -> str:
 
 def load(head_dir: Path, target_dir: Path, name: str = "EAGLE3") -> Head:
     return load_head(head_dir, load_target(target_dir), name, torch.float32, "cpu")[0]
-
-
-@torch.inference_mode()
-def true_features(target_dir: Path, text: list[int], layers: tuple[int, ...]) -> Tensor:
-    """[len(text) - 1, F] by transformers: the inputs of layers, or the final norm's output."""
-    is_mimo = json.loads((target_dir / "config.json").read_text())["model_type"] == "mimo"
-    loader: Any = Qwen2ForCausalLM if is_mimo else AutoModelForCausalLM
-    model = loader.from_pretrained(target_dir, attn_implementation="eager", dtype=torch.float32)
-    states = model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
-    # transformers' last hidden state has been through the final norm.
-    return torch.cat([states[-1 if layer == FINAL else layer][0] for layer in layers], dim=-1)
 
 
 @torch.inference_mode()
@@ -109,7 +97,6 @@ def test_logits_of_a_targets_own_layer(mimo: Written) -> None:
 def check_trees(written: Written, target_dir: Path, tree_shape: tuple[int, int, int], count: int, **options: Any) -> None:
     """By both drafters, the one with fixed shapes and the one that the host decides for; some contexts straight after the prompt,
     some after steps whose rows were drafted and then replaced."""
-    num_steps, top_k, num_nodes = tree_shape
     options = {"page_size": 4, "chunked_prefill_size": 16, "speculative_score_sharpness": 1.0, **options}
     core = make_core(target_dir, written.directory, tree_shape, **options)
     for index, prompt in enumerate(random_prompts(count, seed=sum(tree_shape), longest=40)):
@@ -131,31 +118,17 @@ def check_trees(written: Written, target_dir: Path, tree_shape: tuple[int, int, 
     drafter._states[[request.state_row for request in requests]] = host_stepper.drafter.catch_up(sequences)
     tree = drafter.propose(decode_sequences(requests, num_scratch, 4, "cpu"))
 
-    slow = written.slow
     for row, request in enumerate(requests):
-        features = true_features(target_dir, request.tokens, written.feature_layers)
-        cache: dict[brute_force.Path, list[float]] = {}
-
-        def logits_after(path: brute_force.Path, request=request, features=features, cache=cache) -> list[float]:
-            if path not in cache:
-                cache[path] = slow.logits_after(request.tokens, features, path).tolist()
-            return cache[path]
-
-        scores = brute_force.expand(num_steps, top_k, logits_after)
-        paths = list(scores)
-        chosen = brute_force.best_subtree(list(scores.values()), num_nodes - 1)
-        target_ids = slow.target_ids.tolist()
-        expected = {tuple(target_ids[draft] for draft in paths[node]): scores[paths[node]] for node in chosen}
-
+        expected = slow_tree(written, target_dir, request.tokens, tree_shape)
         found: list[tuple[int, ...]] = [()]
-        for node in range(1, num_nodes):
+        for node in range(1, tree.num_nodes):
             found.append((*found[int(tree.parents[row, node])], int(tree.tokens[row, node])))
         assert set(found[1:]) == expected.keys()
         ragged: dict[int, tuple[int, ...]] = {packed.starts[row]: ()}
         for node in range(packed.starts[row] + 1, packed.starts[row + 1]):
             ragged[node] = (*ragged[int(packed.parents[node])], int(packed.tokens[node]))
         assert set(ragged.values()) - {()} == expected.keys()
-        for node in range(1, num_nodes):
+        for node in range(1, tree.num_nodes):
             assert float(tree.scores[row, node]) == pytest.approx(expected[found[node]], abs=1e-3)
 
 

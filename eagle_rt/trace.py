@@ -1,0 +1,26 @@
+"""What one decode step drafted for a request, and what the target made of it, as plain numbers."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """A verified tree of N nodes, the root first and every parent before its children; without a draft the root alone.
+
+    position: of the root in the text, prompt included. tokens, parents (-1 for the root): [N]. scores: [N] sums of the head's
+    log-probabilities along the path, as nodes are ranked by; chances: [N] how likely each was thought to be accepted, where trees
+    are adaptive. path: the nodes that the target confirmed, from the root down; choices: its own token after each of them, which
+    is the next one's or, last, the one that ends the step.
+    """
+
+    position: int
+    tokens: list[int]
+    parents: list[int]
+    scores: list[float]
+    chances: list[float] | None
+    path: list[int]
+    choices: list[int]
+
+
+# By the id of the request.
+Traces = dict[str, StepTrace]
