@@ -151,6 +151,7 @@ def environment(config: EngineConfig) -> dict[str, Any]:
         "torch": torch.__version__,
         "model": config.model_path or "built-in",
         "dtype": config.dtype,
+        "quantization": config.quantization,
     }
 
 

@@ -11,7 +11,7 @@ COUPLINGS = ("auto", "off")
 PREFILL_DELAYS = ("auto", "on", "off")
 FIT_CHECKS = ("off", "warn", "auto")
 
-DRAFT_QUANTIZATIONS = ("auto", "none", "int8")
+QUANTIZATIONS, DRAFT_QUANTIZATIONS = ("none", "int8"), ("auto", "none", "int8")
 TREES = ("auto", "adaptive", "fixed")
 
 
@@ -39,6 +39,13 @@ class EngineConfig:
         "Half the bytes, half the time.",
         "auto",
         choices=["auto", *DTYPE_NAMES],
+    )
+    quantization: str = option(
+        "model",
+        "int8: the model's weights are rounded to eight bits, on a CPU only, so that half as much is read a token. Its texts may "
+        "be others then. Embeddings, norms and cache stay as they are.",
+        "none",
+        choices=list(QUANTIZATIONS),
     )
     device: str = option("model", "auto takes a GPU where there is one.", "auto", choices=["auto", "cpu", "cuda"])
     context_length: int | None = option("model", "Longest prompt plus reply, in tokens. Default: the model's own.", None)
@@ -208,13 +215,8 @@ class EngineConfig:
         require(algorithm in (None, *ALGORITHMS), "speculative_algorithm", algorithm, f"one of {', '.join(ALGORITHMS)}")
         coupling = self.speculative_coupling
         require(coupling in COUPLINGS, "speculative_coupling", coupling, f"one of {', '.join(COUPLINGS)}")
-        quantization = self.speculative_draft_model_quantization
-        require(
-            quantization in DRAFT_QUANTIZATIONS,
-            "speculative_draft_model_quantization",
-            quantization,
-            f"one of {', '.join(DRAFT_QUANTIZATIONS)}",
-        )
+        for name, known in (("quantization", QUANTIZATIONS), ("speculative_draft_model_quantization", DRAFT_QUANTIZATIONS)):
+            require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
         require(self.speculative_tree in TREES, "speculative_tree", self.speculative_tree, f"one of {', '.join(TREES)}")
         require(self.prefill_delay in PREFILL_DELAYS, "prefill_delay", self.prefill_delay, f"one of {', '.join(PREFILL_DELAYS)}")
         fit_check = self.speculative_fit_check

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from eagle_rt.bench.lossless import Difference, Variant, check
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
+from eagle_rt.kernels.products import has_own_kernels
 from eagle_rt.resolve import resolve_device
 from eagle_rt.speculate.forest import Choose, PackedTrees
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
@@ -27,6 +29,14 @@ def test_speculation_changes_no_token(pair: tuple, tree: TreeShape) -> None:
     assert num_compared == 4 * (9 + 16)
     assert all(difference.is_rounding for difference in found), found
     assert len(found) <= 2
+
+
+@pytest.mark.skipif(not has_own_kernels(torch.zeros(1)), reason="no kernels of our own on this processor")
+def test_nor_does_it_of_a_model_of_eight_bits() -> None:
+    config = resolve_device(EngineConfig(speculative_algorithm="EAGLE3", device="cpu", dtype="float32", quantization="int8"))
+    info = model_info(config)
+    prompts = load_workload("builtin", None, info.tokenizer, 3).prompts
+    assert check(load_models(config, info), config, info.directory, prompts, 30, [TreeShape(5, 4, 16)]) == (3 * (9 + 16), [])
 
 
 def test_the_gate_notices_a_wrong_token(pair: tuple, monkeypatch: pytest.MonkeyPatch) -> None:

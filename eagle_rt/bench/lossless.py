@@ -2,7 +2,8 @@
 
 Greedy text is compared with transformers' `generate`, and seeded text with our own decoding without speculation, token for token,
 for many trees, batch sizes and cache settings. Where two texts part, the two best tokens at that place are compared: within
-`NEAR_TIE` of each other the difference is rounding and is listed; otherwise it is a failure.
+`NEAR_TIE` of each other the difference is rounding and is listed; otherwise it is a failure. Of a model whose weights are rounded
+to eight bits greedy text, too, is compared with our own.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.prepare import penalties_of
 from eagle_rt.engine.request import Request
 from eagle_rt.kernels.noise import gumbel_noise
+from eagle_rt.kernels.products import int8_product_with
 from eagle_rt.models.reading import read_texts
 from eagle_rt.resolve import resolve_device
 from eagle_rt.speculate.costs import StepCosts
@@ -143,6 +145,14 @@ def transformers_greedy(
 
 
 @torch.inference_mode()
+def round_weights(model: PreTrainedModel) -> None:
+    """To what eight bits hold of them, so that gaps are those of the model that is served, nearly."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight = torch.nn.Parameter(int8_product_with(module.weight, None).unpacked(), requires_grad=False)
+
+
+@torch.inference_mode()
 def gap_at(model: PreTrainedModel, prompt: Text, reference: Text, position: int, params: SamplingParams) -> float:
     """How far apart the two best tokens are after reference[:position], by transformers' own logits."""
     text = prompt + reference[:position]
@@ -182,11 +192,17 @@ def check(
 ) -> tuple[int, list[Difference]]:
     """(texts compared, where they part): greedy against transformers, then seeded against no speculation."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=models.dtype).eval()
+    is_exact = config.quantization == "none"
+    if not is_exact:
+        round_weights(model)
     num_compared, found = 0, []
     costs = costs_of(models, config, 16, trees[-1])
 
     greedy = [SamplingParams(temperature=0, max_new_tokens=max_new_tokens)] * len(prompts)
-    references = transformers_greedy(model, prompts, max_new_tokens, models.eos_token_ids)
+    if is_exact:
+        references = transformers_greedy(model, prompts, max_new_tokens, models.eos_token_ids)
+    else:
+        references = generate(models, config, Variant(NO_SPECULATION, 16, True, 512), prompts, greedy)
     for variant in tqdm(variants(trees), desc="greedy", unit="variant"):
         texts = generate(models, config, variant, prompts, greedy, costs)
         found += differences(model, variant, prompts, greedy, references, texts)

@@ -10,7 +10,7 @@ import torch
 
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.prepare import slots_of
-from eagle_rt.kernels.products import rows_at_once, tiles_of
+from eagle_rt.kernels.packed_linear import NO_TILES
 from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
 from eagle_rt.speculate.host_step import HostStepper
 from eagle_rt.speculate.policy import MOST_COLD, DraftPlan, FixedPolicy, Rests, StepRecord, num_cold
@@ -75,8 +75,8 @@ def measured_costs(core: EngineCore) -> StepCosts:
     limits = core.scheduler.limits
     rows_each = CONTEXT + limits.num_scratch + limits.page_size
     largest = max(1, min(limits.max_running, limits.num_pages * limits.page_size // rows_each))
-    weight = stepper.target.embedding
-    tiles, jump_after = tiles_of(weight), rows_at_once(weight)
+    product = stepper.target.lm_head.product
+    tiles, jump_after = (product.tiles, product.rows_at_once) if product else (NO_TILES, None)
     seen: dict[tuple[str, int, int], list[float]] = defaultdict(list)
     start = time.perf_counter()
     try:

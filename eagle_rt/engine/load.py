@@ -104,7 +104,15 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
     if context_length > spec.max_position_embeddings:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
     require_room(spec, dtype, config.device)
-    target = load_decoder(info.directory, spec, context_length=context_length, dtype=dtype, device=config.device)
+    if spec.storage:
+        notes.append(f"the checkpoint's weights are quantized ({spec.storage.method}); they are widened to {dtype}")
+    in_int8 = config.quantization == "int8"
+    if in_int8:
+        require_int8("--quantization", torch.empty(0, dtype=dtype, device=config.device))
+        notes.append("--quantization int8: the model's weights are rounded to eight bits")
+        if not has_byte_products():
+            notes.append("WARNING: this processor can't multiply bytes (avx512_vnni): products of eight bits may be slower here")
+    target = load_decoder(info.directory, spec, context_length=context_length, dtype=dtype, device=config.device, in_int8=in_int8)
     head = None
     if config.speculative_algorithm:
         head, head_notes = load_draft_head(config, info, target, dtype)
@@ -165,13 +173,19 @@ def quantizes_head(config: EngineConfig, weight: Tensor) -> bool:
     Raises:
         ValueError: that was asked for and cannot be.
     """
-    quantization, can_be = config.speculative_draft_model_quantization, has_own_kernels(weight)
-    if quantization == "int8" and not can_be:
+    quantization = config.speculative_draft_model_quantization
+    if quantization == "int8":
+        require_int8("--speculative-draft-model-quantization", weight)
+    return quantization == "int8" or (quantization == "auto" and has_own_kernels(weight) and has_byte_products())
+
+
+def require_int8(flag: str, weight: Tensor) -> None:
+    """Raises ValueError if weights of this one's precision cannot be rounded to eight bits here, as a flag asks for."""
+    if not has_own_kernels(weight):
         raise ValueError(
-            f"--speculative-draft-model-quantization int8 needs an x86 CPU, numba, and float32 or bfloat16, not "
-            f"{weight.device.type} and {str(weight.dtype).removeprefix('torch.')}: leave it out"
+            f"{flag} int8 needs an x86 CPU, numba, and float32 or bfloat16, not {weight.device.type} and "
+            f"{str(weight.dtype).removeprefix('torch.')}: leave it out"
         )
-    return quantization == "int8" or (quantization == "auto" and can_be and has_byte_products())
 
 
 def resolve_dtype(config: EngineConfig, spec: ModelSpec) -> torch.dtype:

@@ -20,21 +20,22 @@ from eagle_rt.speculate.acceptance import NUM_SHARED
 from eagle_rt.speculate.costs import StepCosts, costs_from_json
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
-FORMAT = 6
+FORMAT = 7
 # Of each file of weights, so much tells it from others.
 NUM_HASHED_BYTES = 2**20
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a profile is about. model and head: fingerprints of their checkpoints; quantization, of the head's weights, and
-    attention, the backend: as they are asked for, since what steps cost depends on them."""
+    """What a profile is about. model and head: fingerprints of their checkpoints; quantization of the model's and the head's
+    weights, and attention, the backend: as they are asked for, since what steps cost depends on them."""
 
     model: str
     head: str
     device: str
     dtype: str
     quantization: str
+    draft_quantization: str
     attention: str
 
 
@@ -79,7 +80,8 @@ def subject_of(config: EngineConfig, info: ModelInfo) -> Subject:
         head=fingerprint(folder, str(config.speculative_token_map)),
         device=device,
         dtype=name,
-        quantization=config.speculative_draft_model_quantization,
+        quantization=config.quantization,
+        draft_quantization=config.speculative_draft_model_quantization,
         attention=config.attention_backend,
     )
 

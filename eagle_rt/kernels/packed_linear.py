@@ -46,9 +46,15 @@ def can_pack(weight: Tensor) -> bool:
 
 
 class OpaqueProduct(ABC):
-    """A product whose weight a compiler cannot hold, only its number."""
+    """A product whose weight a compiler cannot hold, only its number.
+
+    tiles: with which rows are multiplied. rows_at_once: so many are kept in registers, so that one more costs as much as several;
+    None where that is not known.
+    """
 
     out_size: int
+    tiles: RowTiles = NO_TILES
+    rows_at_once: int | None = None
 
     def __init__(self) -> None:
         self._number = next(_numbers)

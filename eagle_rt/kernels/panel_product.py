@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eagle_rt.kernels.cpu import int8_product, product
 from eagle_rt.kernels.cpu.int8_product import Int8Weights
 from eagle_rt.kernels.cpu.multiply import Weights, multiply
 from eagle_rt.kernels.cpu.product import PANEL, RowWeights
@@ -53,6 +54,8 @@ class PanelProduct(OpaqueProduct):
 class RowProduct(PanelProduct):
     """The weight as it is."""
 
+    rows_at_once = product.MOST_ROWS
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         panels = in_panels(weight)
         weights = RowWeights(words_in(panels), filled_up(bias, len(weight)))
@@ -62,14 +65,18 @@ class RowProduct(PanelProduct):
 class Int8Product(PanelProduct):
     """The weight in eight bits, each output's in steps of its own: 127 of them are its largest."""
 
+    rows_at_once = int8_product.MOST_ROWS
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._dtype, self._scales = weight.dtype, weight.abs().amax(1).float() / 127
-        rounded = torch.empty(weight.shape, dtype=torch.int8)
-        for own, part, steps in zip(*(whole.split(ROUNDED_ROWS) for whole in (rounded, weight, self._scales)), strict=True):
-            own.copy_((part.float() / steps.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
-        panels = in_panels(rounded)
-        offsets = -128 * panels.sum((1, 3), dtype=torch.int32).flatten()
-        weights = Int8Weights(words_in(panels), filled_up(self._scales, len(weight)), offsets.numpy(), filled_up(bias, len(weight)))
+        rounded, totals = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
+        parts = zip(*(whole.split(ROUNDED_ROWS) for whole in (rounded, totals, weight, self._scales)), strict=True)
+        for own, own_totals, part, steps in parts:
+            whole_steps = (part.float() / steps.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_()
+            own.copy_(whole_steps)
+            own_totals.copy_(whole_steps.sum(1))  # exact: whole numbers below 2**24
+        panels, offsets = in_panels(rounded), filled_up(-128 * totals, len(weight)).astype(np.int32)
+        weights = Int8Weights(words_in(panels), filled_up(self._scales, len(weight)), offsets, filled_up(bias, len(weight)))
         super().__init__(weight.shape, weight.dtype, panels, weights)
 
     def unpacked(self) -> Tensor:

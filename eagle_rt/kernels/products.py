@@ -6,7 +6,7 @@ import platform
 import torch
 from torch import Tensor
 
-from eagle_rt.kernels.packed_linear import NO_TILES, OpaqueProduct, PackedProduct, RowTiles, can_pack, packed_tiles
+from eagle_rt.kernels.packed_linear import OpaqueProduct, PackedProduct, can_pack
 from eagle_rt.kernels.processor import has_amx
 
 # What `triton.wide_product` takes, and where it is faster than cuBLAS (H100).
@@ -51,18 +51,3 @@ def int8_product_with(weight: Tensor, bias: Tensor | None) -> OpaqueProduct:
     from eagle_rt.kernels.panel_product import Int8Product  # not everywhere is numba installed
 
     return Int8Product(weight, bias)
-
-
-def rows_at_once(weight: Tensor) -> int | None:
-    """So many rows a product with this weight keeps in registers, so that one more costs as much as several; None where that is not
-    known."""
-    if not takes_own_kernel(weight):
-        return None
-    from eagle_rt.kernels.cpu.product import MOST_ROWS  # not everywhere is numba installed
-
-    return MOST_ROWS
-
-
-def tiles_of(weight: Tensor) -> RowTiles:
-    """The tiles of rows with which products with this weight are made."""
-    return packed_tiles(weight.dtype) if can_pack(weight) and not takes_own_kernel(weight) else NO_TILES

@@ -14,6 +14,7 @@ from eagle_rt.kernels.embed import embed
 from eagle_rt.kernels.whole_pass import layer_stack
 from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.layers import Attend, Block, Linear, linear, norm, pass_context
+from eagle_rt.models.quantized import open_checkpoint
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.spec import ModelSpec
 from eagle_rt.models.weights import Checkpoint
@@ -35,20 +36,32 @@ class Decoder(CompilableLayers):
     """A Llama-like decoder on a paged cache.
 
     feature_layers: layers whose input is handed to the draft head; num_layers means the output of the last one, and
-    FINAL_NORM that output after the final norm.
+    FINAL_NORM that output after the final norm. in_int8: weights of products are rounded to eight bits, layer by layer as they are
+    read.
     """
 
-    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, *, context_length: int, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        spec: ModelSpec,
+        *,
+        context_length: int,
+        dtype: torch.dtype,
+        device: str,
+        in_int8: bool = False,
+    ) -> None:
         self.spec = spec
         shape, vocab_size = spec.shape, spec.vocab_size
         size, eps = shape.hidden_size, shape.rms_norm_eps
         self.embedding = checkpoint.take("model.embed_tokens.weight", (vocab_size, size))
         names = [f"model.layers.{index}" for index in range(spec.num_layers)]
         self._norms = [norm(checkpoint, f"{name}.input_layernorm", size, eps) for name in names]
-        self._blocks = [Block(checkpoint, name, shape, size, window) for name, window in zip(names, spec.windows, strict=True)]
+        blocks = (Block(checkpoint, name, shape, size, window) for name, window in zip(names, spec.windows, strict=True))
+        self._blocks = [block.quantized() if in_int8 else block for block in blocks]
         self.final_norm = norm(checkpoint, "model.norm", size, eps)
         is_tied = spec.tie_word_embeddings or "lm_head.weight" not in checkpoint
-        self.lm_head = Linear(self.embedding) if is_tied else linear(checkpoint, "lm_head", vocab_size, size)
+        lm_head = Linear(self.embedding) if is_tied else linear(checkpoint, "lm_head", vocab_size, size)
+        self.lm_head = lm_head.quantized() if in_int8 else lm_head
         self._rope = Rope(spec.rope, context_length, dtype, device)
         self._stack = layer_stack([block.parts for block in self._blocks], [*self._norms[1:], self.final_norm])
 
@@ -77,14 +90,16 @@ class Decoder(CompilableLayers):
         return self.lm_head(hidden)
 
 
-def load_decoder(model_dir: Path, spec: ModelSpec, *, context_length: int, dtype: torch.dtype, device: str) -> Decoder:
-    """Read a target from disk.
+def load_decoder(
+    model_dir: Path, spec: ModelSpec, *, context_length: int, dtype: torch.dtype, device: str, in_int8: bool = False
+) -> Decoder:
+    """Read a target from disk; in_int8: as `Decoder` says.
 
     Raises:
         FileNotFoundError, ValueError: the checkpoint is incomplete, damaged, or not what its config.json says.
     """
-    checkpoint = Checkpoint(model_dir, dtype, device, "target")
+    checkpoint = open_checkpoint(model_dir, spec.storage, dtype, device, "target")
     try:
-        return Decoder(checkpoint, spec, context_length=context_length, dtype=dtype, device=device)
+        return Decoder(checkpoint, spec, context_length=context_length, dtype=dtype, device=device, in_int8=in_int8)
     finally:
         checkpoint.finish()

@@ -27,7 +27,7 @@ class Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, in_int8: bool = False) -> None:
-        self.bias = bias
+        self.bias, self._is_int8 = bias, in_int8
         self.product = int8_product_with(weight, bias) if in_int8 else product_with(weight, bias)
         self._transposed = None
         if not self.product:
@@ -48,7 +48,7 @@ class Linear:
 
     def quantized(self) -> "Linear":
         """The same with a weight of eight bits."""
-        return Linear(self.weight, self.bias, in_int8=True)
+        return self if self._is_int8 else Linear(self.weight, self.bias, in_int8=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.product:

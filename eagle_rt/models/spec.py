@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from eagle_rt.models.quantized import Storage, storage_of
 from eagle_rt.models.rope import RopeSpec, rope_from_config
 from eagle_rt.resolve import DTYPES
 
@@ -35,7 +36,8 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """windows: per layer, how far back a query sees, or None; dtype: the one the checkpoint was saved in."""
+    """windows: per layer, how far back a query sees, or None; dtype: the one the checkpoint was saved in; storage: how its weights
+    are stored, if not as they are."""
 
     architecture: str
     shape: LayerShape
@@ -46,6 +48,7 @@ class ModelSpec:
     tie_word_embeddings: bool
     max_position_embeddings: int
     dtype: torch.dtype
+    storage: Storage | None = None
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
@@ -79,7 +82,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a config.json describes.
 
     Raises:
-        ValueError: the architecture, its activation or its rope scaling is not supported.
+        ValueError: the architecture, its activation, its rope scaling or how its weights are stored is not supported.
     """
     names = config.get("architectures") or ["(none)"]
     if names[0] not in FAMILIES:
@@ -87,8 +90,6 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise ValueError(f"activation {activation!r} is not supported; {names[0]} is expected to use silu")
-    if config.get("quantization_config"):
-        raise ValueError("quantized checkpoints are not supported: use one saved in bfloat16, float16 or float32")
     shape = layer_shape(config)
     return ModelSpec(
         architecture=names[0],
@@ -100,6 +101,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         tie_word_embeddings=config.get("tie_word_embeddings", False),
         max_position_embeddings=config.get("max_position_embeddings", 2048),
         dtype=DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "float32", torch.float32),
+        storage=storage_of(config),
     )
 
 

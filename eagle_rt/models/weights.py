@@ -72,7 +72,13 @@ class Checkpoint:
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor in the model's precision on the model's device."""
-        return self.take_raw(name, shape).to(device=self.device, dtype=self._dtype)
+        tensor = self.take_raw(name, shape)
+        if tensor.itemsize == 1:
+            raise ValueError(
+                f"tensor {self._stored_name[name]} in {self._file_of[name]} is stored as {tensor.dtype}, and config.json does not "
+                "say with which scales: use a checkpoint in bfloat16, float16 or float32"
+            )
+        return tensor.to(device=self.device, dtype=self._dtype)
 
     def take_optional(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
         return self.take(name, shape) if name in self else None

@@ -32,7 +32,10 @@ def test_trees_stay_within_their_bounds() -> None:
 def test_a_jump_is_known_of_our_own_products(monkeypatch: pytest.MonkeyPatch, is_ours: bool) -> None:
     pytest.importorskip("numba")
     monkeypatch.setattr(products, "takes_own_kernel", lambda weight: is_ours)
-    assert products.rows_at_once(torch.zeros(1, 1)) == (12 if is_ours else None)
+    product = products.product_with(torch.zeros(1, 1), None)
+    assert product
+    assert product.rows_at_once == (12 if is_ours else None)
+    assert products.int8_product_with(torch.zeros(1, 1), None).rows_at_once == 6
 
 
 @pytest.mark.parametrize("tree", [(1, 1, 2), (1, 3, 4)], ids=str)

@@ -79,7 +79,7 @@ def test_what_a_profile_was_made_for(target_dir: Path, head_dir: Path, tmp_path:
     with pytest.raises(ValueError, match="was made for dtype float32, and this is bfloat16"):
         find_profile(half, info)
     rounded, _ = config_for(target_dir, head_dir, speculative_draft_model_quantization="auto", speculative_profile=str(file))
-    with pytest.raises(ValueError, match="was made for quantization none, and this is auto"):
+    with pytest.raises(ValueError, match="was made for draft_quantization none, and this is auto"):
         find_profile(rounded, info)
 
 
@@ -88,7 +88,7 @@ def test_what_a_profile_was_made_for(target_dir: Path, head_dir: Path, tmp_path:
     [
         (lambda document: "{not json", "cannot be read"),
         (lambda document: "[]", "cannot be read"),
-        (lambda document: json.dumps({**document, "format": 99}), "is of format 99, and this is format 6"),
+        (lambda document: json.dumps({**document, "format": 99}), "is of format 99, and this is format 7"),
         (lambda document: json.dumps({**document, "costs": {}}), "is damaged"),
         (lambda document: json.dumps({**document, "estimator": ["x"]}), "is damaged"),
         (lambda document: json.dumps({**document, "estimator": []}), "is damaged"),

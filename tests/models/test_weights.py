@@ -71,7 +71,7 @@ def test_unsupported_models_are_named(copy: Path) -> None:
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported; supported are LlamaForCausalLM"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantized by hqq"),
     ):
         (copy / "config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(ValueError, match=message):

@@ -10,6 +10,7 @@ from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.eagle import EagleHead
 from eagle_rt.models.heads.eagle3 import Eagle3Head
 from eagle_rt.models.heads.spec import head_spec, mtp_spec
+from eagle_rt.models.quantized import open_checkpoint
 from eagle_rt.models.spec import read_config
 from eagle_rt.models.weights import Checkpoint, tensor_files
 
@@ -88,7 +89,7 @@ def has_mtp_layer(target_dir: Path) -> bool:
 
 def load_mtp_head(target_dir: Path, target: Decoder, dtype: torch.dtype, device: str) -> tuple[Head, list[str]]:
     """Read the multi-token-prediction layer that a target's own checkpoint holds."""
-    checkpoint = Checkpoint(target_dir, dtype, device, "MTP layer", mtp_name)
+    checkpoint = open_checkpoint(target_dir, target.spec.storage, dtype, device, "MTP layer", mtp_name)
     try:
         head = EagleHead(checkpoint, mtp_spec(target.spec), target)
     finally:

@@ -1,0 +1,91 @@
+"""Targets with weights of eight bits: another model, of which all else holds."""
+
+from pathlib import Path
+
+import checkpoints
+import pytest
+import torch
+from engines import load_target, make_config, make_core, random_prompts, run, text_logits
+from head_layouts import write_head
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from eagle_rt.engine import load
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.profile import subject_of
+from eagle_rt.kernels.products import has_own_kernels
+from eagle_rt.models.decoder import load_decoder
+from eagle_rt.models.heads.load import load_head
+from eagle_rt.models.spec import model_spec, read_config
+
+TEXT = random_prompts(1, seed=5, longest=60)[0]
+
+pytestmark = pytest.mark.skipif(not has_own_kernels(torch.zeros(1)), reason="no kernels of our own on this processor")
+
+
+@torch.inference_mode()
+def rounded_logits(directory: Path) -> Tensor:
+    """By transformers, whose products have weights that are whole numbers of 127ths of the largest of their row."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            largest = module.weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-9)
+            module.weight = torch.nn.Parameter(torch.round(127 * module.weight / largest) / 127 * largest)
+    return model(torch.tensor([TEXT])).logits[0]
+
+
+@pytest.mark.parametrize("name", checkpoints.FAMILIES)
+def test_every_family(tmp_path: Path, name: str) -> None:
+    checkpoints.write_target(tmp_path, name)
+    spec = model_spec(read_config(tmp_path))
+    decoder = load_decoder(tmp_path, spec, context_length=512, dtype=torch.float32, device="cpu", in_int8=True)
+    found, exact = text_logits(decoder, TEXT), text_logits(load_target(tmp_path), TEXT)
+    error = (found - rounded_logits(tmp_path)).abs().max()
+    assert error < 2e-3 * exact.std()
+    assert error < 0.1 * (found - exact).abs().max(), "the model was not rounded"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["fixed", "adaptive"])
+def test_trees_change_no_text(built_in: Path, dtype: str, kind: str) -> None:
+    options = {"quantization": "int8", "dtype": dtype}
+    prompts = random_prompts(6, seed=3, longest=30, vocab_size=4000)
+    settings = [SamplingParams(temperature=index % 2, seed=index, max_new_tokens=40) for index in range(6)]
+    plain = run(make_core(built_in / "target", **options), prompts, settings)
+    core = make_core(built_in / "target", built_in / "eagle3", (4, 3, 12), speculative_tree=kind, **options)
+    assert run(core, prompts, settings) == plain
+    if kind == "fixed":
+        assert core.metrics.mean_accepted_tokens > 2
+    exact = run(make_core(built_in / "target", dtype=dtype), prompts, settings)
+    assert exact != plain, "nothing was rounded"
+
+
+def test_a_head_shares_the_output_layer(target_dir: Path, tmp_path: Path) -> None:
+    spec = model_spec(read_config(target_dir))
+    target = load_decoder(target_dir, spec, context_length=512, dtype=torch.float32, device="cpu", in_int8=True)
+    directory = write_head("eagle-llama3", tmp_path / "head", target_dir).directory
+    head = load_head(directory, target, "EAGLE", torch.float32, "cpu")[0]
+    assert head.quantized()._lm_head is target.lm_head
+    assert target.lm_head.product.panels.dtype == torch.int8
+
+
+@pytest.mark.parametrize("multiplies_bytes", [True, False])
+def test_it_is_said(target_dir: Path, monkeypatch: pytest.MonkeyPatch, multiplies_bytes: bool) -> None:
+    monkeypatch.setattr(load, "has_byte_products", lambda: multiplies_bytes)
+    config = make_config(target_dir, quantization="int8")
+    notes = load.load_models(config, load.model_info(config)).notes
+    assert "--quantization int8: the model's weights are rounded to eight bits" in notes
+    assert any("WARNING: this processor can't multiply bytes" in note for note in notes) != multiplies_bytes
+
+
+def test_it_is_refused(target_dir: Path) -> None:
+    with pytest.raises(ValueError, match=r"--quantization int8 needs .* not cpu and float16: leave it out"):
+        make_core(target_dir, quantization="int8", dtype="float16")
+    with pytest.raises(ValueError, match="--quantization is fp8, but must be one of none, int8"):
+        make_config(target_dir, quantization="fp8")
+
+
+def test_a_profile_is_of_one_of_both(target_dir: Path, head_dir: Path) -> None:
+    exact, rounded = (make_config(target_dir, head_dir, (3, 2, 8), quantization=name) for name in ("none", "int8"))
+    info = load.model_info(exact)
+    assert subject_of(exact, info) != subject_of(rounded, info)
