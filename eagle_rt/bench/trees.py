@@ -24,6 +24,7 @@ from eagle_rt.bench.tree_summary import ENDS, TreeSummary, children, end_of, pro
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig, add_flags, config_from_args
 from eagle_rt.engine.engine import Engine
+from eagle_rt.engine.load import model_info
 from eagle_rt.models.tokenizer import question_tokens
 from eagle_rt.trace import StepTrace
 
@@ -120,8 +121,29 @@ def traces_in(reply: dict[str, Any]) -> list[StepTrace]:
     return [StepTrace(**trace) for trace in reply["meta_info"]["spec_trace"]]
 
 
+def read_replies(file: Path) -> list[dict[str, Any]]:
+    """Of the server's /generate, one a line, as `--json` writes them.
+
+    Raises:
+        ValueError: one of them is no reply with a trace.
+    """
+    replies = []
+    for number, line in enumerate(file.read_text().splitlines(), start=1):
+        try:
+            replies.append(json.loads(line))
+            traces_in(replies[-1])
+        except (ValueError, KeyError, TypeError) as error:
+            wanted = 'a reply to a request with "speculative": {"trace": true} among its sampling parameters'
+            raise ValueError(f"line {number} of {file} is not {wanted} ({error!r})") from None
+    if not replies:
+        raise ValueError(f"{file} holds no replies")
+    return replies
+
+
 def traced_replies(config: EngineConfig, args: argparse.Namespace) -> tuple[list[dict[str, Any]], NamesOf]:
     """One prompt after the other, so that each has its trees to itself."""
+    if args.replies:
+        return read_replies(args.replies), names_by(model_info(config).tokenizer)
     sampling = {
         "temperature": args.temperature,
         "seed": args.seed,
@@ -146,6 +168,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--dataset-dir", type=Path, help="folder with prompt files")
     parser.add_argument("--num-prompts", type=int, default=8, help="at most")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="per prompt")
+    parser.add_argument("--replies", type=Path, metavar="FILE", help="look at these, from a server's /generate, one a line")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--seed", type=int, default=0, help="of sampled replies")
     parser.add_argument("--show", type=int, default=6, help="trees of the first reply to show")

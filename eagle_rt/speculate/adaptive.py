@@ -42,6 +42,8 @@ MOST_READING = 0.15
 class AdaptivePolicy:
     """costs and estimator may come from a profile. max_batch_size: larger batches are not drafted for."""
 
+    has_chances = True
+
     def __init__(self, costs: StepCosts, estimator: AcceptanceEstimator, max_batch_size: int | None) -> None:
         self.costs, self.estimator, self.prices, self.book = costs, estimator, PriceBook(costs), MembersBook(estimator)
         self.choice = DrafterChoice(self.prices, self.book)

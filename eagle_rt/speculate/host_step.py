@@ -198,7 +198,7 @@ class HostStepper:
         learning_ms = self._learn(plan, draft, kept, trees, paths, verify_ms)
         self._choosing[plan.teaches].add(asking_ms + learning_ms)
         num_drafted = [stop - first - 1 for first, stop in zip(trees.starts, trees.starts[1:], strict=False)]
-        drafted = Drafted(trees, nodes, has_chances=self.policy.calibration is not None)
+        drafted = Drafted(trees, nodes, self.policy.has_chances)
         return HostOutcome(tokens, num_drafted, draft.is_broken.tolist(), True, logits, paths, drafted)
 
     def must_read(self, sequence_id: str) -> bool:

@@ -93,6 +93,10 @@ class DraftPlan(Protocol):
 
 
 class TreePolicy(Protocol):
+    """has_chances: whether the values of its plans' candidates say how likely each is to be accepted, and not only compare them."""
+
+    has_chances: bool
+
     @property
     def calibration(self) -> Calibration | None:
         """How good its estimates of acceptance have been, if it makes any."""
@@ -167,7 +171,7 @@ class FixedPolicy:
     max_batch_size: larger batches are not drafted for.
     """
 
-    calibration = None
+    has_chances, calibration = False, None
 
     def __init__(self, max_batch_size: int | None) -> None:
         self._max_batch_size = max_batch_size

@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -98,8 +99,28 @@ def test_the_command(target_dir: Path, head_dir: Path, tmp_path: Path, capsys: p
     if kind == "fixed":
         assert "step 1: 6 nodes" in printed
         assert page.read_text().count("6 nodes") == first["meta_info"]["spec_verify_ct"] + second["meta_info"]["spec_verify_ct"]
+    assert trees.main([*models, "--replies", str(replies)]) == 0
+    assert capsys.readouterr().out == printed
     assert trees.main([*flags, "--prompt", "a", "--show", "0", "--speculative-algorithm", "EAGLE3"]) == 0
     assert "step 1:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"text": "a", "meta_info": {}}', "line 1 of .* is not a reply to a request with .*trace"),
+        ("{", "line 1 of"),
+        ("[1]", "line 1 of"),
+        ("", "holds no replies"),
+    ],
+)
+def test_replies_without_trees(
+    target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    file = tmp_path / "replies.jsonl"
+    file.write_text(text)
+    assert trees.main(["--model-path", str(target_dir), "--replies", str(file)]) == 1
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_what_cannot_be_loaded_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
