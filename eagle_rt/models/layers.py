@@ -193,12 +193,13 @@ def linear(checkpoint: Checkpoint, name: str, out_size: int, in_size: int) -> Li
 
 
 def merged_linear(checkpoint: Checkpoint, out_sizes: dict[str, int], in_size: int) -> Linear:
-    """Several projections of one input as a single product. Either all of them have a bias or none has.
+    """Several projections of one input as a single product. Either all of them have a bias or none has; one of zeros only, as
+    quantizers write them, is none.
 
     Each is copied to its place as it is read, so that no more than one of them is in memory twice.
     """
     biases = [checkpoint.take(f"{name}.bias", (size,)) for name, size in out_sizes.items() if f"{name}.bias" in checkpoint]
-    bias = torch.cat(biases) if biases else None
+    bias = torch.cat(biases) if any(own.any() for own in biases) else None
     if len(out_sizes) == 1:
         (name, size), *_ = out_sizes.items()
         return Linear(checkpoint.take(f"{name}.weight", (size, in_size)), bias)

@@ -225,6 +225,20 @@ def test_every_layout(tmp_path: Path, name: str) -> None:
     torch.testing.assert_close(text_logits(load_target(quantized), TEXT), expected, atol=2e-4, rtol=0)
 
 
+def test_biases_of_nothing_are_none(tmp_path: Path) -> None:
+    """Which some quantizers write for every product."""
+    quantized = write(tmp_path, "gptq", "llama")
+    exact = text_logits(load_target(quantized), TEXT)
+    tensors = load_file(quantized / "model.safetensors")
+    biases = {
+        f"{name.removesuffix('qweight')}bias": torch.zeros(own.shape[1]) for name, own in tensors.items() if "qweight" in name
+    }
+    save_file({**tensors, **biases}, quantized / "model.safetensors")
+    target = load_target(quantized)
+    assert torch.equal(text_logits(target, TEXT), exact)
+    assert target._blocks[0].attention.qkv.bias is None
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["fp8-blocks", "gptq-shuffled", "compressed-4-zeros"])
 def test_a_targets_own_layer(tmp_path: Path, name: str) -> None:
