@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from engines import text_logits
+from transformers import AutoModelForCausalLM
 
+from eagle_rt.bench import lossless
 from eagle_rt.bench.lossless import Difference, Variant, check
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig
@@ -32,11 +35,20 @@ def test_speculation_changes_no_token(pair: tuple, tree: TreeShape) -> None:
 
 
 @pytest.mark.skipif(not has_own_kernels(torch.zeros(1)), reason="no kernels of our own on this processor")
-def test_nor_does_it_of_a_model_of_eight_bits() -> None:
+def test_nor_does_it_of_a_model_of_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is not compared with what transformers makes of the weights as they are."""
+    monkeypatch.setattr(lossless, "transformers_greedy", None)
     config = resolve_device(EngineConfig(speculative_algorithm="EAGLE3", device="cpu", dtype="float32", quantization="int8"))
     info = model_info(config)
-    prompts = load_workload("builtin", None, info.tokenizer, 3).prompts
-    assert check(load_models(config, info), config, info.directory, prompts, 30, [TreeShape(5, 4, 16)]) == (3 * (9 + 16), [])
+    prompts, models = load_workload("builtin", None, info.tokenizer, 3).prompts, load_models(config, info)
+    assert check(models, config, info.directory, prompts, 30, [TreeShape(5, 4, 16)]) == (3 * (9 + 16), [])
+    model = AutoModelForCausalLM.from_pretrained(info.directory, dtype=torch.float32)
+    with torch.inference_mode():
+        exact = model(torch.tensor(prompts[:1])).logits[0]
+        lossless.round_weights(model)
+        rounded = model(torch.tensor(prompts[:1])).logits[0]
+    error = (text_logits(models.target, prompts[0]) - rounded).abs().max()
+    assert error < 0.1 * (rounded - exact).abs().max()
 
 
 def test_the_gate_notices_a_wrong_token(pair: tuple, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,22 @@ def test_every_node_is_drawn_once_and_confirmed_ones_are_marked() -> None:
         assert end.split("-> ")[1].split() == [str(choice[path[-1]])]
 
 
+def test_how_a_tree_is_drawn() -> None:
+    chances = [1.0, 0.4, 0.5, 0.1, 0.2, 0.1]
+    console = Console(record=True, width=120, file=io.StringIO())
+    trees.print_steps(console, [trace([0, 1, 4], chances)], str)
+    assert [line.rstrip() for line in console.export_text().splitlines()] == [
+        "step 1: 6 nodes, 3 tokens gained: none of the drafts below was right",
+        "5",
+        "├── 7  0.61  chance 0.50",
+        "└── 6  0.37  chance 0.40 ✓",
+        "    ├── 9  0.61  chance 0.50 ✓",
+        "    │   ├── 4  0.78  chance 0.50",
+        "    │   └── -> 99",
+        "    └── 8  0.14  chance 0.25",
+    ]
+
+
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
 def test_the_command(target_dir: Path, head_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     numbers = ["--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "6"]
