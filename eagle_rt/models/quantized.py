@@ -3,7 +3,7 @@
 * fp8, fbgemm_fp8, modelopt (FP8): `X.weight` in float8, and `X.weight_scale` or `X.weight_scale_inv`, a factor of all, of each
   output or of each block; both names multiply.
 * compressed-tensors: the same, also in int8, or 4 or 8 bits in the words of `X.weight_packed`, with `X.weight_shape` and a factor
-  of each output or group of inputs.
+  of each output or group of inputs, which `X.weight_g_idx` names where they are not side by side.
 * gptq: `X.qweight` [in, out], inputs side by side in a word, `X.qzeros`, `X.scales` and `X.g_idx`, the group of each input.
 * awq (gemm): `X.qweight` [in, out], eight outputs in a word, the even ones first, `X.qzeros` and `X.scales`.
 """
@@ -125,10 +125,14 @@ class QuantizedCheckpoint(Checkpoint):
     def _scaled(self, stem: str, numbers: Tensor, zeros: Tensor | None) -> Tensor:
         """Numbers [out, in] less their zero points, times their scales."""
         name = "weight_scale" if f"{stem}.weight_scale" in self else "weight_scale_inv"
-        if zeros is not None:
-            numbers = numbers - self._spread(zeros, numbers.shape, f"{stem}.weight_zero_point")
         scales = self._part(f"{stem}.{name}")
         factors = torch.exp2(scales.float() - EXPONENT_OF_ONE) if scales.dtype == torch.uint8 else scales.float()
+        if f"{stem}.weight_g_idx" in self:
+            groups = self._part(f"{stem}.weight_g_idx").long()
+            if (groups >= 0).all():  # or inputs are in the order of their groups
+                factors, zeros = factors[:, groups], None if zeros is None else zeros[:, groups]
+        if zeros is not None:
+            numbers = numbers - self._spread(zeros, numbers.shape, f"{stem}.weight_zero_point")
         return numbers * self._spread(factors, numbers.shape, f"{stem}.{name}")
 
     def _spread(self, values: Tensor, shape: torch.Size, name: str) -> Tensor:

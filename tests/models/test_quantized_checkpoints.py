@@ -77,21 +77,24 @@ def words_of(numbers: list[int], bits: int) -> list[int]:
     return [signed(sum(number << (bits * place) for place, number in enumerate(group))) for group in groups]
 
 
-def packed(bits: int, group: int | None, zeros: bool = False) -> Store:
+def packed(bits: int, group: int | None, *, zeros: bool = False, order: str | None = None) -> Store:
     """compressed-tensors' pack-quantized."""
 
     def store(weight: Tensor, rng: random.Random) -> tuple[Tensors, Tensor]:
         out_size, in_size = weight.shape
         size, middle = group or in_size, 2 ** (bits - 1)
+        groups = [i // size for i in range(in_size)]
+        if order == "shuffled":
+            rng.shuffle(groups)
         scales = torch.tensor([[8 * scale_of(rng) for _ in range(0, in_size, size)] for _ in range(out_size)])
         offsets = [[rng.randrange(-2, 3) if zeros else 0 for _ in range(0, in_size, size)] for _ in range(out_size)]
         rows, meant = [], torch.empty(out_size, in_size)
         for o in range(out_size):
             row = []
             for i in range(in_size):
-                scale = float(scales[o, i // size])
+                scale = float(scales[o, groups[i]])
                 row.append(max(-middle, min(middle - 1, round(float(weight[o, i]) / scale))))
-                meant[o, i] = (row[-1] - offsets[o][i // size]) * scale
+                meant[o, i] = (row[-1] - offsets[o][groups[i]]) * scale
             rows.append(words_of([number + middle for number in row], bits))
         tensors = {
             "weight_packed": torch.tensor(rows, dtype=torch.int32),
@@ -101,6 +104,8 @@ def packed(bits: int, group: int | None, zeros: bool = False) -> Store:
         if zeros:
             columns = [words_of([offset[g] + middle for offset in offsets], bits) for g in range(len(offsets[0]))]
             tensors["weight_zero_point"] = torch.tensor(columns, dtype=torch.int32).t().contiguous()
+        if order:
+            tensors["weight_g_idx"] = torch.tensor(groups if order == "shuffled" else [-1] * in_size, dtype=torch.int32)
         return tensors, meant
 
     return store
@@ -178,6 +183,8 @@ STORAGES: dict[str, tuple[dict[str, Any], Store]] = {
     "compressed-int-zeros": (compressed("int-quantized"), eight_bits(torch.int8, 1, None, zeros=True)),
     "compressed-4": (compressed("pack-quantized"), packed(4, 32)),
     "compressed-4-zeros": (compressed("pack-quantized"), packed(4, 16, zeros=True)),
+    "compressed-4-shuffled": (compressed("pack-quantized"), packed(4, 16, zeros=True, order="shuffled")),
+    "compressed-4-in-order": (compressed("pack-quantized"), packed(4, 16, order="unknown")),
     "compressed-8": (compressed("pack-quantized"), packed(8, None)),
     "gptq": ({"quant_method": "gptq", "bits": 4}, gptq(4, 32, is_first_version=True, in_order=True)),
     "gptq-shuffled": ({"quant_method": "gptq", "bits": 4}, gptq(4, 32, is_first_version=True, in_order=False)),
