@@ -198,11 +198,12 @@ def check(
     num_compared, found = 0, []
     costs = costs_of(models, config, 16, trees[-1])
 
+    plain = Variant(NO_SPECULATION, 16, True, 512)
     greedy = [SamplingParams(temperature=0, max_new_tokens=max_new_tokens)] * len(prompts)
     if is_exact:
         references = transformers_greedy(model, prompts, max_new_tokens, models.eos_token_ids)
     else:
-        references = generate(models, config, Variant(NO_SPECULATION, 16, True, 512), prompts, greedy)
+        references = generate(models, config, plain, prompts, greedy)
     for variant in tqdm(variants(trees), desc="greedy", unit="variant"):
         texts = generate(models, config, variant, prompts, greedy, costs)
         found += differences(model, variant, prompts, greedy, references, texts)
@@ -214,7 +215,6 @@ def check(
                 SamplingParams(temperature=temperature, seed=1000 + index, max_new_tokens=max_new_tokens, **setting)
                 for index in range(len(prompts))
             ]
-            plain = Variant(NO_SPECULATION, 16, True, 512)
             references = generate(models, config, plain, prompts, params)
             others = [replace(plain, tree=tree) for tree in trees] + [replace(plain, tree=trees[-1], is_adaptive=True)]
             for variant in tqdm(others, desc=f"temperature {temperature}, {setting}", unit="tree"):

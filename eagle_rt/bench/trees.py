@@ -73,7 +73,6 @@ def print_steps(console: Console, traces: list[StepTrace], name: NamesOf, most: 
 
 
 def print_summary(console: Console, summary: TreeSummary) -> None:
-    num_drafted = max(1, summary.num_drafted_steps)
     steps = max(1, summary.num_steps)
     console.print(
         f"{summary.num_steps} steps, {summary.num_drafted_steps} with drafts; {summary.num_nodes / steps:.1f} nodes verified and "
@@ -101,14 +100,14 @@ def print_summary(console: Console, summary: TreeSummary) -> None:
     num_right = max(1, summary.ranks.total())
     ranks = "  ".join(f"{rank}: {count / num_right:.0%}" for rank, count in sorted(summary.ranks.items()))
     console.print(f"the right draft's place among its siblings:  {ranks}", highlight=False)
-    ends = "; ".join(f"{end} {summary.ends[end] / num_drafted:.0%}" for end in ENDS)
+    ends = "; ".join(f"{end} {summary.ends[end] / summary.num_drafted_steps:.0%}" for end in ENDS)
     console.print(f"steps ended because:  {ends}", highlight=False)
 
 
-def write_html(file: Path, replies: list[dict[str, Any]], name: NamesOf) -> None:
+def write_html(file: Path, summary: TreeSummary, replies: list[dict[str, Any]], name: NamesOf) -> None:
     """All trees of all replies, and the counts."""
     console = Console(record=True, width=HTML_WIDTH, file=io.StringIO(), force_terminal=True)
-    print_summary(console, summarize(trace for reply in replies for trace in traces_in(reply)))
+    print_summary(console, summary)
     for number, reply in enumerate(replies, start=1):
         console.rule(f"reply {number}")
         console.print(Text(reply["text"]))
@@ -186,11 +185,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    console = Console()
+    console, summary = Console(), summarize(trace for reply in replies for trace in traces_in(reply))
     print_steps(console, traces_in(replies[0]), name, args.show)
-    print_summary(console, summarize(trace for reply in replies for trace in traces_in(reply)))
+    print_summary(console, summary)
     if args.html:
-        write_html(args.html, replies, name)
+        write_html(args.html, summary, replies, name)
     if args.json:
         args.json.write_text("".join(json.dumps(reply) + "\n" for reply in replies))
     return 0

@@ -230,7 +230,7 @@ class Runner:
         self.clock.mark("prepare")
         tokens, logits, _ = plain_step(own.target, own.pool, own.backend, sequences, sampling)
         rows = [[1, False, token] for token in tokens]
-        decoded = Decoded(rows, logprobs_of_each(requests, logits, tokens), traces_of_roots(requests, tokens_of(rows)))
+        decoded = Decoded(rows, logprobs_of_each(requests, logits, tokens), traces_of_roots(requests, tokens))
         self.clock.mark("verify")
         return decoded
 

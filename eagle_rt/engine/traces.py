@@ -14,11 +14,11 @@ def want_traces(requests: Sequence[Request]) -> bool:
     return any(request.sampling.speculative.trace for request in requests)
 
 
-def traces_of_roots(requests: Sequence[Request], tokens: list[list[int]]) -> Traces:
+def traces_of_roots(requests: Sequence[Request], tokens: list[int]) -> Traces:
     """Where nothing was drafted, and each gained one token."""
     return {
-        request.id: StepTrace(request.num_cached, [request.tokens[-1]], [-1], [0.0], None, [0], own)
-        for request, own in zip(requests, tokens, strict=True)
+        request.id: StepTrace(request.num_cached, [request.tokens[-1]], [-1], [0.0], None, [0], [token])
+        for request, token in zip(requests, tokens, strict=True)
         if request.sampling.speculative.trace
     }
 
@@ -29,7 +29,7 @@ def traces_of_forest(requests: Sequence[Request], outcome: HostOutcome) -> Trace
         return {}
     drafted = outcome.drafted
     if not drafted:
-        return traces_of_roots(requests, outcome.tokens)
+        return traces_of_roots(requests, [token for (token,) in outcome.tokens])
     trees, nodes = drafted.trees, drafted.nodes
     scores, chances = np.zeros(len(trees.owners)), np.ones(len(trees.owners))
     scores[trees.rows_of_chosen], chances[trees.rows_of_chosen] = nodes.scores, nodes.values

@@ -140,10 +140,9 @@ class QuantizedCheckpoint(Checkpoint):
         if values.numel() == 1:
             return values.reshape(1, 1)
         spread = values = values if values.dim() == 2 else values[:, None]
+        block = self._storage.block
         for axis, (size, count) in enumerate(zip(shape, values.shape, strict=True)):
-            own = (
-                size if count == 1 else 1 if count == size else self._storage.block[axis] if self._storage.block else size // count
-            )
+            own = block[axis] if block and count not in (1, size) else size // count
             if own == 0 or -(-size // own) != count:
                 raise ValueError(
                     f"{name} in {self.model_dir} has shape {list(values.shape)}, which does not fit a weight of {list(shape)}"
