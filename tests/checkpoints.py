@@ -10,10 +10,12 @@ from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 VOCAB_SIZE = 256 + 6
@@ -31,6 +33,10 @@ SIZES = dict(  # noqa: C408
     # Large weights make a random model's choices depend on its context.
     initializer_range=0.15,
 )
+# With what they count as it is, where Mixtral's adds up to one.
+QWEN3_EXPERTS = dict(  # noqa: C408
+    head_dim=32, num_experts=12, num_experts_per_tok=4, moe_intermediate_size=32, norm_topk_prob=False
+)
 
 
 def family_config(name: str, **overrides):
@@ -45,11 +51,14 @@ def family_config(name: str, **overrides):
             **{**SIZES, "use_sliding_window": True, "sliding_window": 24, "max_window_layers": 4, **overrides}
         ),
         "qwen3": lambda: Qwen3Config(**{**SIZES, "head_dim": 32, **overrides}),
+        "mixtral": lambda: MixtralConfig(**{**SIZES, "num_local_experts": 5, "num_experts_per_tok": 2, **overrides}),
+        "qwen3-moe": lambda: Qwen3MoeConfig(**{**SIZES, **QWEN3_EXPERTS, **overrides}),
+        "qwen3-moe-mixed": lambda: Qwen3MoeConfig(**{**SIZES, **QWEN3_EXPERTS, "mlp_only_layers": [0, 5], **overrides}),
     }
     return configs[name]()
 
 
-FAMILIES = ("llama", "llama-tied", "llama-biased", "mistral", "qwen2", "qwen2-window", "qwen3")
+FAMILIES = ("llama", "llama-tied", "llama-biased", "mistral", "qwen2", "qwen2-window", "qwen3", "mixtral", "qwen3-moe", "qwen3-moe-mixed")
 
 
 def random_model(config, seed: int = 0) -> PreTrainedModel:

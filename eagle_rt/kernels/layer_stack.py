@@ -7,12 +7,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from eagle_rt.kernels.cpu.experts import ExpertWeights
+from eagle_rt.kernels.cpu.feed_forward import GateWeights
 from eagle_rt.kernels.cpu.layer import LayerWeights
 from eagle_rt.kernels.cpu.layers import RunWeights, layers
-from eagle_rt.kernels.cpu.multiply import Weights
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import array_of
-from eagle_rt.kernels.panel_product import PanelProduct, words_in
+from eagle_rt.kernels.panel_product import ProductStack
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.whole_pass import LayerParts, WholePass
 
@@ -22,7 +23,9 @@ class LayerStack:
     not to be used. See `whole_pass.layer_stack`."""
 
     def __init__(self, parts: Sequence[LayerParts], norms: Sequence[RMSNorm | None], first: int) -> None:
-        qkv, output, gate_and_up, down = (together(own) for own in zip(*(layer.products for layer in parts), strict=True))
+        products = zip(*(layer.products for layer in parts), strict=True)
+        qkv, output, *feed_forward = (ProductStack(own).weights for own in products)
+        routing = parts[0].routing
         before_gate = [layer.feed_forward_norm for layer in parts]
         own = LayerWeights(
             qkv,
@@ -31,8 +34,7 @@ class LayerStack:
             output,
             array_of(torch.stack([norm.weight for norm in before_gate])),
             np.float32(before_gate[0].eps),
-            gate_and_up,
-            down,
+            ExpertWeights(*feed_forward, *routing) if routing else GateWeights(*feed_forward),
         )
         given = [norm or RMSNorm(torch.ones_like(before_gate[0].weight), 1.0) for norm in norms]
         self._weights = RunWeights(own, array_of(torch.stack([norm.weight for norm in given])), np.float32(given[0].eps))
@@ -67,18 +69,6 @@ class LayerStack:
             (array_of(stream), array_of(normed), array_of(features)),
         )
         return stream, normed, features
-
-
-def together(products: Sequence[PanelProduct]) -> Weights:
-    """The weights of several layers, with one more axis, the first. They move one by one, so that no more than one is in memory
-    twice."""
-    panels = products[0].panels[None]
-    if len(products) > 1:
-        panels = panels.new_empty(len(products), *panels.shape[1:])
-        for product, place in zip(products, panels, strict=True):
-            product.move_to(place)
-    small = {name: np.stack([getattr(own.weights, name) for own in products]) for name in products[0].weights._fields[1:]}
-    return products[0].weights._replace(words=words_in(panels), **small)
 
 
 def head_norms(layer: LayerParts) -> Tensor:

@@ -1,14 +1,13 @@
 """Matrix products with few rows on a CPU, where reading the weight is what costs."""
 
-import itertools
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eagle_rt.kernels.opaque import Opaque, living
 from eagle_rt.kernels.processor import has_amx
 
 # Up to so many rows of a half-precision product are made as they are. Where there are many, so many are made at a time.
@@ -45,29 +44,15 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-class OpaqueProduct(ABC):
-    """A product whose weight a compiler cannot hold, only its number.
+class OpaqueProduct(Opaque):
+    """x W^T + b for x [R, in], of a weight that a compiler cannot hold.
 
     tiles: with which rows are multiplied. rows_at_once: so many are kept in registers, so that one more costs as much as several;
     None where that is not known.
     """
 
-    out_size: int
     tiles: RowTiles = NO_TILES
     rows_at_once: int | None = None
-
-    def __init__(self) -> None:
-        self._number = next(_numbers)
-        _products[self._number] = self
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [R, in] to [R, out]."""
-        if torch.compiler.is_compiling():
-            return torch.ops.eagle_rt.packed_linear(x, self._number, self.out_size)
-        return self.multiply(x)
-
-    @abstractmethod
-    def multiply(self, x: Tensor) -> Tensor: ...
 
     @abstractmethod
     def unpacked(self) -> Tensor:
@@ -89,7 +74,7 @@ class PackedProduct(OpaqueProduct):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         self._bias = bias
 
-    def multiply(self, x: Tensor) -> Tensor:
+    def apply(self, x: Tensor) -> Tensor:
         num_rows = len(x)
         num_more = self.tiles.filled_up(num_rows) - num_rows
         if num_more:
@@ -111,22 +96,7 @@ def packed_tiles(dtype: torch.dtype) -> RowTiles:
 def prepare_products() -> None:
     """Make products of few rows once, with all that are packed: what oneDNN generates for a number of rows then takes 0.5 to 5 ms a
     shape at start, rather than in the first steps with as many, which would look dear."""
-    packed = [product for product in _products.values() if isinstance(product, PackedProduct)]
-    shapes = {(product.in_size, product.out_size, product.dtype): product for product in packed}
+    shapes = {(product.in_size, product.out_size, product.dtype): product for product in living(PackedProduct)}
     for product in shapes.values():
         for num_rows in sorted({product.tiles.filled_up(number) for number in range(1, PREPARED_ROWS + 1)}):
             product(torch.zeros(num_rows, product.in_size, dtype=product.dtype))
-
-
-_numbers = itertools.count()
-_products: WeakValueDictionary[int, OpaqueProduct] = WeakValueDictionary()
-
-
-@torch.library.custom_op("eagle_rt::packed_linear", mutates_args=())
-def packed_linear(x: Tensor, number: int, out_size: int) -> Tensor:
-    return _products[number](x)
-
-
-@packed_linear.register_fake
-def _(x: Tensor, number: int, out_size: int) -> Tensor:
-    return x.new_empty(x.shape[0], out_size)

@@ -1,5 +1,7 @@
 """Products of rows on a CPU by our own kernels; needs numba."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -31,9 +33,9 @@ class PanelProduct(OpaqueProduct):
         self.panels, self.weights = panels, weights
         self._num_more_inputs = panels.shape[1] * panels.shape[3] - self.in_size
         self.is_whole = self._num_more_inputs == 0 and len(weights.bias) == self.out_size
-        self.multiply(torch.zeros(1, self.in_size, dtype=dtype))  # compiled now rather than in the first pass
+        self.apply(torch.zeros(1, self.in_size, dtype=dtype))  # compiled now rather than in the first pass
 
-    def multiply(self, x: Tensor) -> Tensor:
+    def apply(self, x: Tensor) -> Tensor:
         use_torch_threads()
         if self._num_more_inputs:
             x = functional.pad(x, (0, self._num_more_inputs))
@@ -81,6 +83,31 @@ class Int8Product(PanelProduct):
 
     def unpacked(self) -> Tensor:
         return (super().unpacked() * self._scales[:, None]).to(self._dtype)
+
+
+class ProductStack:
+    """Like products, or like stacks of them, behind one another: their panels and weights have one more axis, the first. They move
+    one by one, so that no more than one is in memory twice."""
+
+    def __init__(self, products: "Sequence[PanelProduct | ProductStack]") -> None:
+        self._products, self.is_whole = products, all(product.is_whole for product in products)
+        self.panels = products[0].panels[None]
+        if len(products) > 1:
+            self.panels = self.panels.new_empty(len(products), *self.panels.shape[1:])
+            for product, place in zip(products, self.panels, strict=True):
+                product.move_to(place)
+        small = {name: np.stack([getattr(own.weights, name) for own in products]) for name in products[0].weights._fields[1:]}
+        self.weights = products[0].weights._replace(words=words_in(self.panels), **small)
+
+    def move_to(self, panels: Tensor) -> None:
+        """Keep the weights there."""
+        for product, place in zip(self._products, panels, strict=True):
+            product.move_to(place)
+        self.panels, self.weights = panels, self.weights._replace(words=words_in(panels))
+
+    def unpacked(self) -> Tensor:
+        """[P, out, in] copied."""
+        return torch.stack([product.unpacked() for product in self._products])
 
 
 def in_panels(weight: Tensor) -> Tensor:

@@ -1,13 +1,17 @@
-"""Which products serve: on a CPU, and on a GPU beside cuBLAS."""
+"""Which products serve, and which experts: on a CPU, and on a GPU beside cuBLAS."""
 
 import importlib.util
 import platform
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from eagle_rt.kernels.packed_linear import OpaqueProduct, PackedProduct, can_pack
 from eagle_rt.kernels.processor import has_amx
+
+if TYPE_CHECKING:  # not everywhere is numba installed
+    from eagle_rt.kernels.panel_experts import PanelExperts
 
 # What `triton.wide_product` takes, and where it is faster than cuBLAS (H100).
 WIDE_ROWS, WIDE_OUTPUTS, WIDE_INPUTS = 64, 16384, 128
@@ -51,3 +55,21 @@ def int8_product_with(weight: Tensor, bias: Tensor | None) -> OpaqueProduct:
     from eagle_rt.kernels.panel_product import Int8Product  # not everywhere is numba installed
 
     return Int8Product(weight, bias)
+
+
+def experts_with(
+    router: Tensor, gate_and_up: Tensor, down: Tensor, top_k: int, normalizes: bool, *, in_int8: bool
+) -> "PanelExperts | None":
+    """Experts in one function from weights laid out for it, see `panel_experts`; None where there is none but torch's or Triton's.
+
+    Raises:
+        ValueError: in_int8, and there is none.
+    """
+    if has_own_kernels(router):
+        from eagle_rt.kernels.panel_experts import PanelExperts, fill_panels  # not everywhere is numba installed
+
+        if fill_panels(gate_and_up, down):
+            return PanelExperts(router, gate_and_up, down, top_k, normalizes, in_int8=in_int8)
+    if in_int8:
+        raise ValueError(f"experts of {list(down.shape[1:])} have no kernels of eight bits: serve them as they are")
+    return None

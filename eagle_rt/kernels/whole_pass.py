@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from numpy.typing import NDArray
 from torch import Tensor
 
 from eagle_rt.kernels.packed_linear import OpaqueProduct, PackedProduct
 from eagle_rt.kernels.rms_norm import RMSNorm
+
+if TYPE_CHECKING:  # not everywhere is numba installed
+    from eagle_rt.kernels.panel_product import ProductStack
 
 
 class SeenRows(Protocol):
@@ -48,14 +51,19 @@ def whole_pass(cos: Tensor, sin: Tensor, storage: Tensor, slots: Tensor, seen: S
 
 @dataclass(frozen=True)
 class LayerParts:
-    """What a decoder layer is made of: products of queries, keys and values, of the output, of gate and up, and of down; norms of
-    queries and keys, if there are any, and the one before the gate; and how far back its attention sees."""
+    """What a decoder layer is made of: products of queries, keys and values, of the output, and of the feed-forward part; norms of
+    queries and keys, if there are any, and the one before the feed-forward part; and how far back its attention sees.
 
-    products: tuple[OpaqueProduct | None, ...]
+    routing: of experts, how many a row takes, and whether what they count adds up to one; None where there are no experts. Their
+    products are those of the router, of gates and ups, and of downs; otherwise they are of gate and up, and of down.
+    """
+
+    products: "tuple[OpaqueProduct | ProductStack | None, ...]"
     query_norm: RMSNorm | None
     key_norm: RMSNorm | None
     feed_forward_norm: RMSNorm
     window: int | None
+    routing: tuple[int, bool] | None = None
 
 
 class StackedLayers(Protocol):
@@ -68,13 +76,15 @@ class StackedLayers(Protocol):
 
 def layer_stack(layers: Sequence[LayerParts], norms: Sequence[RMSNorm | None], first: int = 0) -> StackedLayers | None:
     """Like layers in a row, which are those from `first` on of the cache, with the norms after each, as one compiled function; None
-    where not all of their products are our kernel's. The products' weights move to where those of all layers lie."""
+    where they are not alike, or not all of their products are our kernel's. The products' weights move to where those of all layers lie."""
     products = [product for layer in layers for product in layer.products]
     if not products or any(product is None or isinstance(product, PackedProduct) for product in products):
         return None
+    if len({layer.routing for layer in layers}) > 1:
+        return None
     from eagle_rt.kernels.layer_stack import LayerStack  # not everywhere is numba installed
-    from eagle_rt.kernels.panel_product import PanelProduct
+    from eagle_rt.kernels.panel_product import PanelProduct, ProductStack
 
-    if not all(isinstance(product, PanelProduct) and product.is_whole for product in products):
+    if not all(isinstance(product, (PanelProduct, ProductStack)) and product.is_whole for product in products):
         return None
     return LayerStack(layers, norms, first)

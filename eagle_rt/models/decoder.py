@@ -13,6 +13,7 @@ from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.embed import embed
 from eagle_rt.kernels.whole_pass import layer_stack
 from eagle_rt.models.compiled import CompilableLayers
+from eagle_rt.models.experts import expert_name
 from eagle_rt.models.layers import Attend, Block, Linear, linear, norm, pass_context
 from eagle_rt.models.quantized import open_checkpoint
 from eagle_rt.models.rope import Rope
@@ -56,7 +57,8 @@ class Decoder(CompilableLayers):
         self.embedding = checkpoint.take("model.embed_tokens.weight", (vocab_size, size))
         names = [f"model.layers.{index}" for index in range(spec.num_layers)]
         self._norms = [norm(checkpoint, f"{name}.input_layernorm", size, eps) for name in names]
-        blocks = (Block(checkpoint, name, shape, size, window) for name, window in zip(names, spec.windows, strict=True))
+        kinds = zip(names, spec.windows, spec.experts, strict=True)
+        blocks = (Block(checkpoint, name, shape, size, window, experts) for name, window, experts in kinds)
         self._blocks = [block.quantized() if in_int8 else block for block in blocks]
         self.final_norm = norm(checkpoint, "model.norm", size, eps)
         is_tied = spec.tie_word_embeddings or "lm_head.weight" not in checkpoint
@@ -98,7 +100,7 @@ def load_decoder(
     Raises:
         FileNotFoundError, ValueError: the checkpoint is incomplete, damaged, or not what its config.json says.
     """
-    checkpoint = open_checkpoint(model_dir, spec.storage, dtype, device, "target")
+    checkpoint = open_checkpoint(model_dir, spec.storage, dtype, device, "target", expert_name)
     try:
         return Decoder(checkpoint, spec, context_length=context_length, dtype=dtype, device=device, in_int8=in_int8)
     finally:

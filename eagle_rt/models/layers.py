@@ -10,13 +10,15 @@ from torch import Tensor
 from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
+from eagle_rt.kernels.packed_linear import OpaqueProduct
 from eagle_rt.kernels.products import WIDE_ROWS, int8_product_with, is_wide, product_with
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.whole_pass import LayerParts, WholePass, whole_pass
+from eagle_rt.models.experts import load_experts
 from eagle_rt.models.rope import Rope
-from eagle_rt.models.spec import LayerShape
+from eagle_rt.models.spec import ExpertShape, LayerShape
 from eagle_rt.models.weights import Checkpoint
 
 
@@ -147,6 +149,8 @@ class Attention:
 class FeedForward:
     """SwiGLU."""
 
+    routing = None
+
     def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape) -> None:
         names = {f"{prefix}.gate_proj": shape.intermediate_size, f"{prefix}.up_proj": shape.intermediate_size}
         self.gate_and_up = merged_linear(checkpoint, names, shape.hidden_size)
@@ -157,17 +161,33 @@ class FeedForward:
         other.gate_and_up, other.down = self.gate_and_up.quantized(), self.down.quantized()
         return other
 
+    @property
+    def products(self) -> tuple[OpaqueProduct | None, ...]:
+        return self.gate_and_up.product, self.down.product
+
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self.gate_and_up.gated(x))
 
 
 class Block:
-    """Attention and feed-forward part of one decoder layer; the norm before attention is its caller's."""
+    """Attention and feed-forward part of one decoder layer; the norm before attention is its caller's. experts: those of its
+    feed-forward part, if there are any."""
 
-    def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape, input_size: int, window: int | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        prefix: str,
+        shape: LayerShape,
+        input_size: int,
+        window: int | None = None,
+        experts: ExpertShape | None = None,
+    ) -> None:
         self.attention = Attention(checkpoint, f"{prefix}.self_attn", shape, input_size, window)
         self.feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", shape.hidden_size, shape.rms_norm_eps)
-        self.feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape)
+        if experts:
+            self.feed_forward = load_experts(checkpoint, f"{prefix}.mlp", shape.hidden_size, experts)
+        else:
+            self.feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape)
 
     def quantized(self) -> "Block":
         """The same with weights of eight bits; norms stay."""
@@ -178,9 +198,9 @@ class Block:
     @property
     def parts(self) -> LayerParts:
         attention, feed_forward = self.attention, self.feed_forward
-        linears = (attention.qkv, attention.output, feed_forward.gate_and_up, feed_forward.down)
-        products = tuple(own.product for own in linears)
-        return LayerParts(products, attention.query_norm, attention.key_norm, self.feed_forward_norm, attention.window)
+        products = (attention.qkv.product, attention.output.product, *feed_forward.products)
+        norms = attention.query_norm, attention.key_norm, self.feed_forward_norm
+        return LayerParts(products, *norms, attention.window, feed_forward.routing)
 
     def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor]:
         """(x after the attention, what the feed-forward part adds to it): the next norm takes both."""

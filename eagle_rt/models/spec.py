@@ -19,6 +19,8 @@ FAMILIES = {
     "Qwen2ForCausalLM": False,
     "Qwen3ForCausalLM": False,
     "MiMoForCausalLM": False,
+    "MixtralForCausalLM": True,
+    "Qwen3MoeForCausalLM": False,
 }
 
 
@@ -35,9 +37,19 @@ class LayerShape:
 
 
 @dataclass(frozen=True)
+class ExpertShape:
+    """A feed-forward part of `count` experts, of which every token takes `top_k`; normalizes: what these count adds up to one."""
+
+    count: int
+    top_k: int
+    intermediate_size: int
+    normalizes: bool
+
+
+@dataclass(frozen=True)
 class ModelSpec:
-    """windows: per layer, how far back a query sees, or None; dtype: the one the checkpoint was saved in; storage: how its weights
-    are stored, if not as they are."""
+    """windows: per layer, how far back a query sees, or None; experts: per layer, those of its feed-forward part, or None; dtype: the
+    one the checkpoint was saved in; storage: how its weights are stored, if not as they are."""
 
     architecture: str
     shape: LayerShape
@@ -48,6 +60,7 @@ class ModelSpec:
     tie_word_embeddings: bool
     max_position_embeddings: int
     dtype: torch.dtype
+    experts: tuple[ExpertShape | None, ...]
     storage: Storage | None = None
 
 
@@ -101,8 +114,29 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         tie_word_embeddings=config.get("tie_word_embeddings", False),
         max_position_embeddings=config.get("max_position_embeddings", 2048),
         dtype=DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "float32", torch.float32),
+        experts=layer_experts(config),
         storage=storage_of(config),
     )
+
+
+def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
+    """Those of Mixtral, whose sizes are those of other models' one feed-forward part, and of Qwen3, where some layers may have none.
+
+    Raises:
+        ValueError: more are to be taken than there are.
+    """
+    num_layers = config["num_hidden_layers"]
+    count = config.get("num_local_experts") or config.get("num_experts")
+    if not count:
+        return (None,) * num_layers
+    size, normalizes = config.get("moe_intermediate_size"), config.get("norm_topk_prob", False)
+    if size is None:
+        size, normalizes = config["intermediate_size"], True
+    shape = ExpertShape(count, config["num_experts_per_tok"], size, normalizes)
+    if not 1 <= shape.top_k <= count:
+        raise ValueError(f"num_experts_per_tok is {shape.top_k}, but config.json names {count} experts")
+    without, every = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
+    return tuple(None if layer in without or (layer + 1) % every else shape for layer in range(num_layers))
 
 
 def layer_windows(config: dict[str, Any], applies_by_default: bool | None) -> tuple[int | None, ...]:

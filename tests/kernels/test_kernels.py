@@ -5,7 +5,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from eagle_rt.kernels import packed_linear
+from eagle_rt.kernels import opaque, packed_linear
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.kernels.packed_linear import AMX_TILES, NO_TILES, PREPARED_ROWS, SMALL_TILES, PackedProduct, can_pack
 from eagle_rt.kernels.rms_norm import RMSNorm
@@ -45,7 +45,7 @@ def test_rows_are_filled_up_to_whole_tiles() -> None:
 
 
 def test_products_of_few_rows_are_prepared_once_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_linear, "_products", WeakValueDictionary())
+    monkeypatch.setattr(opaque, "_operations", WeakValueDictionary())
     products = [PackedProduct(torch.randn(out_size, 24), None) for out_size in (40, 40, 8)]
     made: list[tuple[int, int]] = []
     call = PackedProduct.__call__

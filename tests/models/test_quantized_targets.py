@@ -28,9 +28,11 @@ def rounded_logits(directory: Path) -> Tensor:
     """By transformers, whose products have weights that are whole numbers of 127ths of the largest of their row."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     for module in model.modules():
-        if isinstance(module, torch.nn.Linear):
-            largest = module.weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-9)
-            module.weight = torch.nn.Parameter(torch.round(127 * module.weight / largest) / 127 * largest)
+        weights = {"weight"} if isinstance(module, torch.nn.Linear) else {"gate_up_proj", "down_proj"} & module._parameters.keys()
+        for name in weights:
+            weight = getattr(module, name)
+            largest = weight.abs().amax(dim=-1, keepdim=True).clamp(min=1e-9)
+            setattr(module, name, torch.nn.Parameter(torch.round(127 * weight / largest) / 127 * largest))
     return model(torch.tensor([TEXT])).logits[0]
 
 

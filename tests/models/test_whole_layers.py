@@ -12,9 +12,11 @@ from eagle_rt.attention.rows import RowAttention
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels.cpu.layer import layer
 from eagle_rt.kernels.cpu.product import product
+from eagle_rt.kernels.products import takes_own_kernel
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.reading import text_batch, text_pool
 
+MIXED = "qwen3-moe-mixed"  # layers with experts and without are not alike, and so not one function
 TOKENS = torch.randint(6, checkpoints.VOCAB_SIZE, (30,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
@@ -34,13 +36,14 @@ def in_parts(target: Decoder) -> Decoder:
 def whole_target(directory: Path, name: str, dtype: torch.dtype) -> Decoder:
     checkpoints.write_target(directory, name)
     target = load_target(directory, dtype=dtype)
-    if not target._stack:
+    if not takes_own_kernel(target.embedding):
         pytest.skip("other products serve on this processor")
+    assert bool(target._stack) == (name != MIXED)
     return target
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", checkpoints.FAMILIES)
+@pytest.mark.parametrize("name", [name for name in checkpoints.FAMILIES if name != MIXED])
 def test_every_family(tmp_path: Path, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     target = whole_target(tmp_path, name, dtype)
     texts = [TOKENS, TOKENS[3:9], TOKENS[:1]]
@@ -48,22 +51,29 @@ def test_every_family(tmp_path: Path, name: str, dtype: torch.dtype, monkeypatch
     monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
     parts = logits_and_cache(in_parts(target), texts)
     for own, other in zip(whole, parts, strict=True):
-        assert (own - other).abs().max() < (1e-4 if dtype == torch.float32 else 0.35 * other.std())
+        errors = (own - other).abs()
+        if dtype == torch.float32:
+            assert errors.max() < 1e-4
+        elif target.spec.experts[0]:
+            assert errors.mean() < 0.1 * other.std()  # rounding makes a few tokens take other experts
+        else:
+            assert errors.max() < 0.35 * other.std()
         assert not torch.equal(own, other), "the same numbers to the last bit would have come of the same code"
 
 
-def test_a_text_comes_out_the_same_whatever_else_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3-moe", MIXED])
+def test_a_text_comes_out_the_same_whatever_else_is_read(tmp_path: Path, name: str) -> None:
     """Bit by bit, in half precision too: so a tree changes no token."""
-    target = whole_target(tmp_path, "llama", torch.bfloat16)
+    target = whole_target(tmp_path, name, torch.bfloat16)
     together = logits_and_cache(target, [TOKENS[:7], TOKENS, TOKENS[5:]])[0]
     assert torch.equal(together[7 : 7 + len(TOKENS)], logits_and_cache(target, [TOKENS])[0])
 
 
 def test_a_layer_is_compiled_once_for_each_precision(tmp_path: Path) -> None:
     """Another memory layout of an argument is another function: it would be compiled in the middle of serving."""
-    for name in ("llama", "qwen3", "mistral", "llama-biased"):
+    for name in ("llama", "qwen3", "mistral", "llama-biased", "mixtral", "qwen3-moe"):
         for dtype in (torch.float32, torch.bfloat16):
             logits_and_cache(whole_target(tmp_path / name, name, dtype), [TOKENS])
-    kinds_of_weights = 2  # as they are, and, where heads have been read, of eight bits
+    kinds_of_weights = 4  # as they are, and, where such have been read, of eight bits; with experts and without
     assert len(layer.signatures) <= 2 * kinds_of_weights, layer.signatures
     assert len(product.signatures) <= 2, product.signatures

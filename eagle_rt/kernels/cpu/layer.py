@@ -11,10 +11,11 @@ from numba import njit
 from numpy.typing import NDArray
 
 from eagle_rt.kernels.cpu.add_rms_norm import add_rows, norm_rows
+from eagle_rt.kernels.cpu.experts import ExpertWeights
+from eagle_rt.kernels.cpu.feed_forward import GateWeights, feed_forward
 from eagle_rt.kernels.cpu.multiply import Weights, multiply
 from eagle_rt.kernels.cpu.rotate_and_write import rotate_rows
 from eagle_rt.kernels.cpu.row_attention import row_attention
-from eagle_rt.kernels.cpu.silu_and_mul import gate_rows
 from eagle_rt.kernels.cpu.vectors import pairs_of
 
 
@@ -27,8 +28,7 @@ class LayerWeights(NamedTuple):
     output: Weights
     norm: NDArray
     norm_eps: np.float32
-    gate_and_up: Weights
-    down: Weights
+    feed_forward: GateWeights | ExpertWeights
 
 
 @njit(cache=True)
@@ -69,8 +69,4 @@ def layer(
     multiply(attended.reshape((num_rows, num_heads * head_dim)), weights.output, added)
     add_rows(x, added, total)
     norm_rows(total, weights.norm, weights.norm_eps, normed)
-    gate_and_up = np.empty((num_rows, len(weights.gate_and_up.bias)), dtype=x.dtype)
-    multiply(normed, weights.gate_and_up, gate_and_up)
-    gated = np.empty((num_rows, gate_and_up.shape[1] // 2), dtype=x.dtype)
-    gate_rows(gate_and_up, gated)
-    multiply(gated, weights.down, delta)
+    feed_forward(normed, weights.feed_forward, delta)

@@ -8,6 +8,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from eagle_rt.kernels.cpu.add_rms_norm import add_rows, norm_rows
+from eagle_rt.kernels.cpu.feed_forward import feed_forward_at
 from eagle_rt.kernels.cpu.layer import LayerWeights, layer
 from eagle_rt.kernels.cpu.multiply import weights_at
 
@@ -53,8 +54,7 @@ def layers(
             weights_at(own.output, i),
             own.norm[i],
             own.norm_eps,
-            weights_at(own.gate_and_up, i),
-            weights_at(own.down, i),
+            feed_forward_at(own.feed_forward, i),
         )
         own_seen = (lows[low_of_layer[i]], *seen_rows)
         layer(x, attention_input, own_layer, angles, storage[i], slots, own_seen, (total, delta))
