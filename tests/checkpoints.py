@@ -58,7 +58,8 @@ def family_config(name: str, **overrides):
     return configs[name]()
 
 
-FAMILIES = ("llama", "llama-tied", "llama-biased", "mistral", "qwen2", "qwen2-window", "qwen3", "mixtral", "qwen3-moe", "qwen3-moe-mixed")
+WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed")
+FAMILIES = ("llama", "llama-tied", "llama-biased", "mistral", "qwen2", "qwen2-window", "qwen3", *WITH_EXPERTS)
 
 
 def random_model(config, seed: int = 0) -> PreTrainedModel:

@@ -41,7 +41,12 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dt
     batch_size = max(graph_batch_sizes(config))
     num_rows = batch_size * max(tree_shape.num_draft_tokens, tree_shape.top_k)
     logits = spec.vocab_size * (2 * (dtype.itemsize + 4) + PENALIZED_BYTES)
-    layer = (8 * shape.hidden_size + 4 * shape.intermediate_size + 4 * shape.num_heads * shape.head_dim) * dtype.itemsize
+    # Of a row a gate and up and what they come to; of each of its experts that, and what it adds.
+    gates = max(
+        own.top_k * (4 * own.intermediate_size + shape.hidden_size) + own.count if own else 4 * shape.intermediate_size
+        for own in spec.experts
+    )
+    layer = (8 * shape.hidden_size + gates + 4 * shape.num_heads * shape.head_dim) * dtype.itemsize
     return num_rows * (logits + layer) + batch_size * spec.vocab_size * TABLES_BYTES + ATTENTION_PARTS_BYTES
 
 

@@ -11,6 +11,7 @@ from eagle_rt.kernels.cpu.experts import ExpertWeights
 from eagle_rt.kernels.cpu.feed_forward import GateWeights
 from eagle_rt.kernels.cpu.layer import LayerWeights
 from eagle_rt.kernels.cpu.layers import RunWeights, layers
+from eagle_rt.kernels.cpu.multiply import Weights
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import array_of
 from eagle_rt.kernels.panel_product import ProductStack
@@ -25,7 +26,6 @@ class LayerStack:
     def __init__(self, parts: Sequence[LayerParts], norms: Sequence[RMSNorm | None], first: int) -> None:
         products = zip(*(layer.products for layer in parts), strict=True)
         qkv, output, *feed_forward = (ProductStack(own).weights for own in products)
-        routing = parts[0].routing
         before_gate = [layer.feed_forward_norm for layer in parts]
         own = LayerWeights(
             qkv,
@@ -34,7 +34,7 @@ class LayerStack:
             output,
             array_of(torch.stack([norm.weight for norm in before_gate])),
             np.float32(before_gate[0].eps),
-            ExpertWeights(*feed_forward, *routing) if routing else GateWeights(*feed_forward),
+            feed_forward_weights(feed_forward, parts[0].routing),
         )
         given = [norm or RMSNorm(torch.ones_like(before_gate[0].weight), 1.0) for norm in norms]
         self._weights = RunWeights(own, array_of(torch.stack([norm.weight for norm in given])), np.float32(given[0].eps))
@@ -69,6 +69,15 @@ class LayerStack:
             (array_of(stream), array_of(normed), array_of(features)),
         )
         return stream, normed, features
+
+
+def feed_forward_weights(products: list[Weights], routing: tuple[int, bool] | None) -> GateWeights | ExpertWeights:
+    """See `LayerParts`."""
+    if not routing:
+        gate_and_up, down = products
+        return GateWeights(gate_and_up, down)
+    router, gate_and_up, down = products
+    return ExpertWeights(router, gate_and_up, down, *routing)
 
 
 def head_norms(layer: LayerParts) -> Tensor:

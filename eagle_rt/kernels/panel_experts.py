@@ -19,8 +19,8 @@ def fill_panels(gate_and_up: Tensor, down: Tensor) -> bool:
 class PanelExperts:
     """`kernels.experts` in one function, from weights laid out for it. A row comes out the same whatever else is in x.
 
-    router: [experts, H]; gate_and_up: [experts, 2 * I, H]; down: [experts, H, I]; in_int8: those of the experts are rounded to eight
-    bits. top_k, normalizes: as `kernels.experts.route` takes them. Sizes must be such that they `fill_panels`.
+    router: [experts, H]; gate_and_up: [experts, 2 * I, H]; down: [experts, H, I]; in_int8: those of the experts are rounded to
+    eight bits. top_k, normalizes: as `kernels.experts.route` takes them. Sizes must be such that they `fill_panels`.
     """
 
     def __init__(

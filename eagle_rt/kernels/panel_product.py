@@ -90,24 +90,24 @@ class ProductStack:
     one by one, so that no more than one is in memory twice."""
 
     def __init__(self, products: "Sequence[PanelProduct | ProductStack]") -> None:
-        self._products, self.is_whole = products, all(product.is_whole for product in products)
+        self._products, self.is_whole = products, all(own.is_whole for own in products)
         self.panels = products[0].panels[None]
         if len(products) > 1:
             self.panels = self.panels.new_empty(len(products), *self.panels.shape[1:])
-            for product, place in zip(products, self.panels, strict=True):
-                product.move_to(place)
+            for own, place in zip(products, self.panels, strict=True):
+                own.move_to(place)
         small = {name: np.stack([getattr(own.weights, name) for own in products]) for name in products[0].weights._fields[1:]}
         self.weights = products[0].weights._replace(words=words_in(self.panels), **small)
 
     def move_to(self, panels: Tensor) -> None:
         """Keep the weights there."""
-        for product, place in zip(self._products, panels, strict=True):
-            product.move_to(place)
+        for own, place in zip(self._products, panels, strict=True):
+            own.move_to(place)
         self.panels, self.weights = panels, self.weights._replace(words=words_in(panels))
 
     def unpacked(self) -> Tensor:
         """[P, out, in] copied."""
-        return torch.stack([product.unpacked() for product in self._products])
+        return torch.stack([own.unpacked() for own in self._products])
 
 
 def in_panels(weight: Tensor) -> Tensor:

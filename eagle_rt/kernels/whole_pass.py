@@ -76,7 +76,8 @@ class StackedLayers(Protocol):
 
 def layer_stack(layers: Sequence[LayerParts], norms: Sequence[RMSNorm | None], first: int = 0) -> StackedLayers | None:
     """Like layers in a row, which are those from `first` on of the cache, with the norms after each, as one compiled function; None
-    where they are not alike, or not all of their products are our kernel's. The products' weights move to where those of all layers lie."""
+    where they are not alike, or not all of their products are our kernel's. The products' weights move to where those of all layers
+    lie."""
     products = [product for layer in layers for product in layer.products]
     if not products or any(product is None or isinstance(product, PackedProduct) for product in products):
         return None

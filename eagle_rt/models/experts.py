@@ -18,15 +18,23 @@ if TYPE_CHECKING:  # not everywhere is numba installed
 class Experts(Opaque):
     """See `kernels.experts`. router: [experts, H]; gate_and_up: [experts, 2 * I, H]; down: [experts, H, I].
 
-    Where there are kernels with weights laid out for them these are held only so; in_int8: those of the experts are rounded to eight
-    bits.
+    Where there are kernels with weights laid out for them these are held only so; in_int8: those of the experts are rounded to
+    eight bits.
     """
 
     def __init__(self, router: Tensor, gate_and_up: Tensor, down: Tensor, shape: ExpertShape, *, in_int8: bool = False) -> None:
         super().__init__()
         self.out_size, self._router, self._shape = router.shape[1], router, shape
         self.panels = experts_with(router, gate_and_up, down, *self.routing, in_int8=in_int8)
-        self._weights = () if self.panels else (gate_and_up, down)
+        self._weights = None if self.panels else (gate_and_up, down)
+
+    @property
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """Of gates and ups, and of downs; copies where only those laid out for products are held."""
+        if self.panels:
+            return self.panels.gate_and_up.unpacked(), self.panels.down.unpacked()
+        assert self._weights is not None
+        return self._weights
 
     @property
     def products(self) -> "tuple[OpaqueProduct | ProductStack | None, ...]":
@@ -40,15 +48,13 @@ class Experts(Opaque):
 
     def quantized(self) -> "Experts":
         """The same with experts of eight bits."""
-        panels = self.panels
-        weights = (panels.gate_and_up.unpacked(), panels.down.unpacked()) if panels else self._weights
-        return Experts(self._router, *weights, self._shape, in_int8=True)
+        return Experts(self._router, *self.weights, self._shape, in_int8=True)
 
     def apply(self, x: Tensor) -> Tensor:
         if self.panels:
             return self.panels(x)
         shares, experts = route(x @ self._router.t(), *self.routing)
-        return mix_experts(x, shares, experts, *self._weights)
+        return mix_experts(x, shares, experts, *self.weights)
 
 
 def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: ExpertShape) -> Experts:

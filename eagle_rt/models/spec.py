@@ -48,8 +48,8 @@ class ExpertShape:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """windows: per layer, how far back a query sees, or None; experts: per layer, those of its feed-forward part, or None; dtype: the
-    one the checkpoint was saved in; storage: how its weights are stored, if not as they are."""
+    """windows: per layer, how far back a query sees, or None; experts: per layer, those of its feed-forward part, or None; dtype:
+    the one the checkpoint was saved in; storage: how its weights are stored, if not as they are."""
 
     architecture: str
     shape: LayerShape
@@ -120,7 +120,8 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
-    """Those of Mixtral, whose sizes are those of other models' one feed-forward part, and of Qwen3, where some layers may have none.
+    """Those of Mixtral, whose sizes are those of other models' one feed-forward part, and of Qwen3, where some layers may have
+    none.
 
     Raises:
         ValueError: more are to be taken than there are.

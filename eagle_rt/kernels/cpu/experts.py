@@ -9,17 +9,16 @@ import numpy as np
 from numba import njit, prange
 
 from eagle_rt.kernels.cpu.multiply import Weights, multiply, weights_at
-from eagle_rt.kernels.cpu.product import RowWeights
 from eagle_rt.kernels.cpu.silu_and_mul import gate_rows
 from eagle_rt.kernels.cpu.top_children import find_best, sum_of_powers
 from eagle_rt.kernels.cpu.vectors import LOG2_E, ONE, ZERO, exp2, number_of, stored_as
 
 
 class ExpertWeights(NamedTuple):
-    """router: to one output an expert, and more that mean nothing. gate_and_up, down: every array with one more axis, the first, for
-    experts. top_k, normalizes: as `kernels.experts.route` takes them."""
+    """router: to one output an expert, and more that mean nothing. gate_and_up, down: every array with one more axis, the first,
+    for experts. top_k, normalizes: as `kernels.experts.route` takes them."""
 
-    router: RowWeights
+    router: Weights
     gate_and_up: Weights
     down: Weights
     top_k: int

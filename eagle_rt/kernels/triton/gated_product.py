@@ -25,12 +25,13 @@ def _gated_product(
     dtype = output.dtype.element_ty
     half: tl.constexpr = BLOCK_OUT // 2
     start, rows, places = tl.program_id(0) * half, tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_OUT)
+    is_row = rows < num_rows
     # A tile is of as many gates as ups, those of the same outputs; past the end it reads the first ones again.
     outs = (start + places % half) % size + places // half * size
-    sums = rounded(sums_of(x, weight, outs, rows, num_rows, in_size, BLOCK_IN, IN_FLOAT32), dtype).to(tl.float32)
+    sums = rounded(sums_of(x, weight, outs, rows, is_row, in_size, BLOCK_IN, IN_FLOAT32), dtype).to(tl.float32)
     gate, up = tl.split(tl.permute(tl.reshape(sums, [2, half, BLOCK_ROWS]), (1, 2, 0)))
     columns = start + tl.arange(0, half)
-    is_wanted = (rows < num_rows)[None, :] & (columns < size)[:, None]
+    is_wanted = is_row[None, :] & (columns < size)[:, None]
     tl.store(output + rows[None, :].to(tl.int64) * size + columns[:, None], gated(gate, up, dtype), mask=is_wanted)
 
 

@@ -15,12 +15,11 @@ BLOCK_OUT, BLOCK_IN = 128, WIDE_INPUTS
 
 
 @triton.jit
-def sums_of(x, weight, outs, rows, num_rows, in_size, BLOCK_IN: tl.constexpr, IN_FLOAT32: tl.constexpr):
-    """[outs, rows] float32 products of rows of x [num_rows, in_size] and rows `outs` of weight [out_size, in_size]."""
+def sums_of(x, weight, outs, rows, is_row, in_size, BLOCK_IN: tl.constexpr, IN_FLOAT32: tl.constexpr):
+    """[outs, rows] float32 products of rows of x [.., in_size], where is_row, and rows `outs` of weight [out_size, in_size]."""
     ins = tl.arange(0, BLOCK_IN)
     weights = weight + outs.to(tl.int64)[:, None] * in_size + ins[None, :]
     inputs = x + rows[None, :] * in_size + ins[:, None]
-    is_row = rows < num_rows
     # The weight on the left: its many outputs are what the matrix units want as rows.
     sums = tl.zeros([outs.shape[0], rows.shape[0]], tl.float32)
     for block in range(0, in_size, BLOCK_IN):
@@ -46,10 +45,11 @@ def _wide_product(
     IN_FLOAT32: tl.constexpr,
 ):
     outs, rows = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT), tl.arange(0, BLOCK_ROWS)
+    is_row = rows < num_rows
     # Tiles past the end read the first outputs again, so that no load of the weight is masked.
-    sums = sums_of(x, weight, outs % out_size, rows, num_rows, in_size, BLOCK_IN, IN_FLOAT32)
+    sums = sums_of(x, weight, outs % out_size, rows, is_row, in_size, BLOCK_IN, IN_FLOAT32)
     places = output + rows[None, :].to(tl.int64) * out_size + outs[:, None]
-    is_wanted = (rows < num_rows)[None, :] & (outs < out_size)[:, None]
+    is_wanted = is_row[None, :] & (outs < out_size)[:, None]
     tl.store(places, rounded(sums, output.dtype.element_ty), mask=is_wanted)
 
 

@@ -1,0 +1,178 @@
+"""What the experts of every token add to it, in four kernels; the twin is `kernels.experts.mix_experts`.
+
+Pairs of a row and an expert are grouped by experts, and a program multiplies all rows of one expert with some of its outputs, so
+that an expert's weights are read once, and those of experts that no row takes not at all. Shapes follow from the number of rows
+alone.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded, rounded
+from eagle_rt.kernels.triton.silu_and_mul import gated
+from eagle_rt.kernels.triton.wide_product import sums_of
+
+BLOCK_OUT, MOST_BLOCK_IN, LEAST_BLOCK_IN, MOST_BLOCK_ROWS = 64, 128, 16, 64
+GROUP_BLOCK, SUM_BLOCK = 1024, 1024
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_pairs"])
+def _group(experts, groups, counts, num_rows, num_pairs, BLOCK: tl.constexpr):
+    """Fills groups [experts, num_rows] with the pairs of each expert, in order, and counts [experts] with how many these are."""
+    expert = tl.program_id(0)
+    count = 0
+    for start in range(0, num_pairs, BLOCK):
+        pairs = start + tl.arange(0, BLOCK)
+        is_ours = tl.load(experts + pairs, mask=pairs < num_pairs, other=-1) == expert
+        ones = is_ours.to(tl.int32)
+        tl.store(groups + expert * num_rows + count + tl.cumsum(ones, 0) - 1, pairs, mask=is_ours)
+        count += tl.sum(ones, 0)
+    tl.store(counts + expert, count)
+
+
+@triton.jit
+def group_of(experts, groups, counts, num_rows, FROM_PAIRS: tl.constexpr):
+    """(the expert of a program, where its pairs begin, how many these are): one for every expert, or for every pair, of which the
+    first of each expert does the work."""
+    expert = tl.program_id(0)
+    if FROM_PAIRS:
+        expert = tl.load(experts + tl.program_id(0))
+    own = groups + expert * num_rows
+    count = tl.load(counts + expert)
+    if FROM_PAIRS:
+        count = tl.where(tl.load(own) == tl.program_id(0), count, 0)
+    return expert.to(tl.int64), own, count
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _gate(
+    x,  # [num_rows, in_size]
+    weight,  # [experts, 2 * size, in_size], gates first
+    output,  # [num_rows * TOP_K, size]
+    experts,  # [num_rows, TOP_K]
+    groups,
+    counts,
+    num_rows,
+    in_size,
+    size,
+    TOP_K: tl.constexpr,
+    FROM_PAIRS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    IN_FLOAT32: tl.constexpr,
+):
+    dtype = output.dtype.element_ty
+    half: tl.constexpr = BLOCK_OUT // 2
+    expert, group, count = group_of(experts, groups, counts, num_rows, FROM_PAIRS)
+    start, places = tl.program_id(1) * half, tl.arange(0, BLOCK_OUT)
+    # A tile is of as many gates as ups, those of the same outputs; past the end it reads the first ones again.
+    outs = (start + places % half) % size + places // half * size
+    columns = start + tl.arange(0, half)
+    for first in range(0, count, BLOCK_ROWS):
+        numbers = first + tl.arange(0, BLOCK_ROWS)
+        is_row = numbers < count
+        pairs = tl.load(group + numbers, mask=is_row, other=0).to(tl.int64)
+        own = weight + expert * 2 * size * in_size
+        sums = sums_of(x, own, outs, pairs // TOP_K, is_row, in_size, BLOCK_IN, IN_FLOAT32)
+        sums = rounded(sums, dtype).to(tl.float32)
+        gate, up = tl.split(tl.permute(tl.reshape(sums, [2, half, BLOCK_ROWS]), (1, 2, 0)))
+        is_wanted = is_row[None, :] & (columns < size)[:, None]
+        tl.store(output + pairs[None, :] * size + columns[:, None], gated(gate, up, dtype), mask=is_wanted)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _down(
+    x,  # [num_rows * TOP_K, in_size]
+    weight,  # [experts, out_size, in_size]
+    output,  # [num_rows * TOP_K, out_size]
+    experts,  # [num_rows, TOP_K]
+    groups,
+    counts,
+    num_rows,
+    in_size,
+    out_size,
+    FROM_PAIRS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    IN_FLOAT32: tl.constexpr,
+):
+    expert, group, count = group_of(experts, groups, counts, num_rows, FROM_PAIRS)
+    outs = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    for first in range(0, count, BLOCK_ROWS):
+        numbers = first + tl.arange(0, BLOCK_ROWS)
+        is_row = numbers < count
+        pairs = tl.load(group + numbers, mask=is_row, other=0).to(tl.int64)
+        own = weight + expert * out_size * in_size
+        # Tiles past the end read the first outputs again, so that no load of the weight is masked.
+        sums = sums_of(x, own, outs % out_size, pairs, is_row, in_size, BLOCK_IN, IN_FLOAT32)
+        is_wanted = is_row[None, :] & (outs < out_size)[:, None]
+        places = output + pairs[None, :] * out_size + outs[:, None]
+        tl.store(places, rounded(sums, output.dtype.element_ty), mask=is_wanted)
+
+
+@triton.jit
+def _add_shares(added, shares, output, SIZE: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+    """Fills output [R, SIZE] with the sums of added [R, TOP_K, SIZE] by their shares [R, TOP_K]."""
+    row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_column = columns < SIZE
+    total = tl.zeros([BLOCK], tl.float32)
+    for pair in tl.static_range(TOP_K):
+        own = tl.load(added + (row * TOP_K + pair) * SIZE + columns, mask=is_column, other=0.0).to(tl.float32)
+        total += tl.load(shares + row * TOP_K + pair) * own
+    tl.store(output + row * SIZE + columns, rounded(total, output.dtype.element_ty), mask=is_column)
+
+
+def block_in(size: int) -> int:
+    """How many inputs are multiplied at a time, of so many.
+
+    Raises:
+        ValueError: a matrix unit takes more.
+    """
+    block = math.gcd(size, MOST_BLOCK_IN)
+    if block < LEAST_BLOCK_IN:
+        raise ValueError(f"experts of {size} inputs have no kernels: their number must be a multiple of {LEAST_BLOCK_IN}")
+    return block
+
+
+def mix_experts(x: Tensor, shares: Tensor, experts: Tensor, gate_and_up: Tensor, down: Tensor) -> Tensor:
+    """[R, H] from x [R, H], shares and experts [R, top_k] of `route`, gate_and_up [experts, 2 * I, H] and down [experts, H, I]."""
+    (num_rows, hidden_size), top_k = x.shape, experts.shape[1]
+    count, _, size = down.shape
+    num_pairs = num_rows * top_k
+    groups, counts = experts.new_empty(count, num_rows), experts.new_empty(count)
+    _group[(count,)](experts, groups, counts, num_rows, num_pairs, BLOCK=min(GROUP_BLOCK, padded(num_pairs)))
+    tiling = {
+        "FROM_PAIRS": num_pairs < count,
+        # Twice the rows that an expert has on average, so that few have more than are multiplied at a time.
+        "BLOCK_ROWS": min(MOST_BLOCK_ROWS, padded(2 * triton.cdiv(num_pairs, count), least=16)),
+        "BLOCK_OUT": BLOCK_OUT,
+        "IN_FLOAT32": IS_INTERPRETED,
+        "num_warps": 4,
+        "num_stages": 4,
+    }
+    grouping, programs = (experts, groups, counts, num_rows), min(num_pairs, count)
+    activations, added = x.new_empty(num_pairs, size), x.new_empty(num_pairs, hidden_size)
+    _gate[(programs, triton.cdiv(size, BLOCK_OUT // 2))](
+        x.contiguous(),
+        gate_and_up,
+        activations,
+        *grouping,
+        hidden_size,
+        size,
+        TOP_K=top_k,
+        BLOCK_IN=block_in(hidden_size),
+        **tiling,
+    )
+    _down[(programs, triton.cdiv(hidden_size, BLOCK_OUT))](
+        activations, down, added, *grouping, size, hidden_size, BLOCK_IN=block_in(size), **tiling
+    )
+    output = torch.empty_like(x)
+    block = min(SUM_BLOCK, padded(hidden_size))
+    _add_shares[(num_rows, triton.cdiv(hidden_size, block))](added, shares, output, SIZE=hidden_size, TOP_K=top_k, BLOCK=block)
+    return output

@@ -1,0 +1,177 @@
+"""Experts: the kernels for CPUs and, in Triton's interpreter on a CPU, for GPUs, against their twin, and that against a loop over
+rows."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from eagle_rt.kernels import dispatch
+from eagle_rt.kernels import experts as twin
+from eagle_rt.kernels.products import experts_with, has_own_kernels
+from eagle_rt.kernels.triton.mix_experts import block_in, mix_experts
+from eagle_rt.kernels.triton.route import route
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
+COUNTS = st.sampled_from([(1, 1), (2, 2), (8, 2), (12, 5), (60, 4)])
+SEEDS = st.integers(0, 2**31)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def twins() -> Iterator[None]:
+    """On a GPU too the twins are those in torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "prefers_triton", lambda x: False)
+        yield
+
+
+def made(seed: int, *shape: int, dtype: torch.dtype) -> Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5).to(DEVICE, dtype)
+
+
+def made_weights(seed: int, count: int, size: int, hidden_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Of gates and ups, and of downs."""
+    return (
+        made(seed + 1, count, 2 * size, hidden_size, dtype=dtype) * 2,
+        made(seed + 2, count, hidden_size, size, dtype=dtype) * 4,
+    )
+
+
+def taken(seed: int, num_rows: int, count: int, top_k: int) -> tuple[Tensor, Tensor]:
+    """Shares, and experts of which a few have most rows."""
+    generator = torch.Generator().manual_seed(seed)
+    popularity = torch.rand(count, generator=generator) ** 4 + 1e-4
+    experts = torch.multinomial(popularity.expand(num_rows, -1), top_k, generator=generator)
+    return torch.rand(num_rows, top_k, generator=generator).to(DEVICE), experts.to(DEVICE, torch.int32)
+
+
+def by_rows(x: Tensor, shares: Tensor, experts: Tensor, gate_and_up: Tensor, down: Tensor) -> Tensor:
+    """The obvious way, in float64."""
+    x, shares, gate_and_up, down = (values.double() for values in (x, shares, gate_and_up, down))
+    output = torch.zeros_like(x)
+    for row in range(len(x)):
+        for share, expert in zip(shares[row], experts[row].tolist(), strict=True):
+            gate, up = (gate_and_up[expert] @ x[row]).chunk(2)
+            output[row] += share * (down[expert] @ (gate * torch.sigmoid(gate) * up))
+    return output
+
+
+@settings(max_examples=25, deadline=None)
+@given(num_rows=st.integers(1, 9), counts=COUNTS, seed=SEEDS)
+def test_the_twin_is_a_loop_over_rows(num_rows: int, counts: tuple[int, int], seed: int) -> None:
+    weights = made_weights(seed, counts[0], 16, 48, torch.float32)
+    x, choice = made(seed, num_rows, 48, dtype=torch.float32) * 7, taken(seed, num_rows, *counts)
+    torch.testing.assert_close(twin.mix_experts(x, *choice, *weights).double(), by_rows(x, *choice, *weights), atol=1e-5, rtol=1e-5)
+
+
+def check_route(find: Callable[..., tuple[Tensor, Tensor]], logits: Tensor, top_k: int, normalizes: bool) -> None:
+    shares, experts = find(logits, top_k, normalizes)
+    powers = logits.double().exp()
+    order = torch.tensor([sorted(range(logits.shape[1]), key=lambda place: (-row[place], place)) for row in powers.tolist()])
+    expected = order[:, :top_k].to(DEVICE)
+    assert torch.equal(experts.long(), expected)
+    chosen = powers.gather(1, expected)
+    whole = chosen.sum(1, keepdim=True) if normalizes else powers.sum(1, keepdim=True)
+    torch.testing.assert_close(shares.double(), chosen / whole, atol=1e-6, rtol=1e-5)
+    assert shares.dtype == torch.float32
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_rows=st.integers(1, 5),
+    counts=COUNTS,
+    normalizes=st.booleans(),
+    rounds=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=SEEDS,
+)
+def test_route(num_rows: int, counts: tuple[int, int], normalizes: bool, rounds: bool, dtype: torch.dtype, seed: int) -> None:
+    """With many equal logits where they are rounded to whole numbers."""
+    logits = (made(seed, num_rows, counts[0], dtype=torch.float32) * 9).to(dtype)
+    logits = logits.round() if rounds else logits
+    for find in (twin.route, route):
+        check_route(find, logits, counts[1], normalizes)
+
+
+@pytest.mark.parametrize("normalizes", [False, True])
+@pytest.mark.parametrize("find", [twin.route, route])
+def test_what_is_no_number_stays_so_and_takes_experts_that_there_are(
+    find: Callable[..., tuple[Tensor, Tensor]], normalizes: bool
+) -> None:
+    logits = made(1, 3, 6, dtype=torch.float32)
+    alone = find(logits[2:].clone(), 3, normalizes)
+    logits[0, 2], logits[1] = torch.nan, torch.nan
+    shares, experts = find(logits, 3, normalizes)
+    assert shares[:2].isnan().all()
+    assert all(len(set(row)) == 3 and set(row) <= set(range(6)) for row in experts.tolist())
+    assert torch.equal(shares[2:], alone[0])
+    assert torch.equal(experts[2:], alone[1])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    num_rows=st.sampled_from([1, 2, 7, 33, 70]),
+    counts=COUNTS,
+    sizes=st.sampled_from([(16, 48), (96, 128), (40 * 16, 256)]),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    seed=SEEDS,
+)
+def test_mix_experts(num_rows: int, counts: tuple[int, int], sizes: tuple[int, int], dtype: torch.dtype, seed: int) -> None:
+    weights = made_weights(seed, counts[0], *sizes, dtype)
+    x, choice = made(seed, num_rows, sizes[1], dtype=dtype) * sizes[1] ** 0.5, taken(seed, num_rows, *counts)
+    expected = twin.mix_experts(x, *choice, *weights).double()
+    errors = mix_experts(x, *choice, *weights).double() - expected
+    assert errors.abs().max() < TOLERANCE[dtype] * expected.abs().max()
+
+
+def test_rows_do_not_matter_to_each_other() -> None:
+    weights, x = made_weights(5, 12, 32, 64, torch.bfloat16), made(5, 20, 64, dtype=torch.bfloat16) * 8
+    shares, experts = taken(5, 20, 12, 3)
+    mixed = mix_experts(x, shares, experts, *weights)
+    x[3] = torch.nan
+    others = torch.arange(20, device=DEVICE) != 3
+    again = mix_experts(x, shares, experts, *weights)
+    assert again[3].isnan().all()
+    assert torch.equal(again[others], mixed[others])
+
+
+def test_sizes_that_no_matrix_unit_takes_are_refused() -> None:
+    assert [block_in(size) for size in (4096, 768, 1408, 48)] == [128, 128, 128, 16]
+    with pytest.raises(ValueError, match="experts of 40 inputs have no kernels: their number must be a multiple of 16"):
+        block_in(40)
+
+
+@pytest.mark.skipif(not has_own_kernels(torch.zeros(1)), reason="no kernels of our own on this processor")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("in_int8", [False, True])
+@pytest.mark.parametrize(("count", "top_k", "normalizes"), [(8, 2, True), (60, 4, False), (1, 1, True)])
+def test_ours_for_cpus(count: int, top_k: int, normalizes: bool, in_int8: bool, dtype: torch.dtype) -> None:
+    """Near the twin where it takes the same experts, and every row bit by bit as it comes out alone."""
+    router = made(9, count, 64, dtype=dtype).cpu() * 8
+    gate_and_up, down = (own.cpu() for own in made_weights(9, count, 32, 64, dtype))
+    ours = experts_with(router, gate_and_up, down, top_k, normalizes, in_int8=in_int8)
+    assert ours
+    x = made(9, 40, 64, dtype=dtype).cpu() * 8
+    found = ours(x)
+    if in_int8:
+        gate_and_up, down = ours.gate_and_up.unpacked(), ours.down.unpacked()
+    exact = twin.mix_experts(x, *twin.route(x @ router.t(), top_k, normalizes), gate_and_up, down)
+    errors = (found - exact).abs().amax(1)
+    tolerance = TOLERANCE[dtype] * exact.abs().max() * (20 if in_int8 and dtype == torch.float32 else 1)
+    assert (errors < tolerance).float().mean() > 0.9
+    assert all(torch.equal(ours(x[row : row + 1])[0], found[row]) for row in range(len(x)))
+    x[3] = torch.nan
+    again = ours(x)
+    assert again[3].isnan().all()
+    assert torch.equal(again[4:], found[4:])
+
+
+def test_sizes_that_fill_no_panels_take_the_twin() -> None:
+    router, (gate_and_up, down) = torch.ones(4, 64), (own.cpu() for own in made_weights(1, 4, 24, 64, torch.float32))
+    assert experts_with(router, gate_and_up, down, 2, True, in_int8=False) is None
+    with pytest.raises(ValueError, match=r"experts of \[64, 24\] have no kernels of eight bits: serve them as they are"):
+        experts_with(router, gate_and_up, down, 2, True, in_int8=True)
