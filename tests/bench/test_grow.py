@@ -18,13 +18,20 @@ from eagle_rt.models.spec import read_config
 
 # Every number differs from the built-in pair's, and a head is twice as large.
 SHAPE = GrownShape(320, 800, 20, 5, 64, 12, 5000, 4200)
+# 800 channels of the head's feed-forward part, and as many of every expert.
+WITH_EXPERTS = GrownShape(320, 800, 20, 5, 64, 12, 5000, 4200, experts=(6, 2), head_intermediate_size=1024)
 PROMPTS = [[1, 4, 300, 301, 302, 5], [1, 4, 900, 17, 5], [1, 4, 2000, 2001, 2002, 2003, 5]]
 
 
+@pytest.fixture(scope="module", params=[SHAPE, WITH_EXPERTS], ids=["dense", "experts"])
+def shape(request: pytest.FixtureRequest) -> GrownShape:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def grown(built_in: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def grown(shape: GrownShape, built_in: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("grown")
-    grow(built_in / "target", built_in / "eagle3", SHAPE, directory, torch.float32)
+    grow(built_in / "target", built_in / "eagle3", shape, directory, torch.float32)
     return directory
 
 
@@ -48,9 +55,9 @@ def test_text_and_acceptance_are_the_small_ones(grown: Path, built_in: Path) -> 
     assert results[0][2] > 0
 
 
-def test_a_pair_grown_in_memory_is_the_one_on_disk(grown: Path, built_in: Path) -> None:
+def test_a_pair_grown_in_memory_is_the_one_on_disk(grown: Path, shape: GrownShape, built_in: Path) -> None:
     config = make_config(grown / "target", grown / "eagle3", (3, 2, 8))
-    models = grown_models(SHAPE, model_info(make_config(built_in / "target")), torch.float32, "cpu", 256)
+    models = grown_models(shape, model_info(make_config(built_in / "target")), torch.float32, "cpu", 256)
     sampling = [SamplingParams(temperature=0, max_new_tokens=24)] * 3
     expected = make_core(grown / "target", grown / "eagle3", (3, 2, 8))
     found = prepared_core(models, config)[0]
@@ -64,14 +71,18 @@ def test_without_speculation_too(grown: Path, built_in: Path) -> None:
     assert run(make_core(grown / "target"), PROMPTS, sampling) == run(make_core(built_in / "target"), PROMPTS, sampling)
 
 
-def test_the_files_have_the_shape(grown: Path) -> None:
+def test_the_files_have_the_shape(grown: Path, shape: GrownShape) -> None:
     config = read_config(grown / "target")
     assert (config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]) == (320, 12, 5000)
+    assert (config.get("num_local_experts"), config.get("num_experts_per_tok")) == (shape.experts or (None, None))
     with safe_open(grown / "target" / "model-00001.safetensors", "pt") as tensors:
-        assert tensors.get_slice("model.layers.7.mlp.up_proj.weight").get_shape() == [800, 320]
+        part = "block_sparse_moe.experts.5.w3" if shape.experts else "mlp.up_proj"
+        assert tensors.get_slice(f"model.layers.7.{part}.weight").get_shape() == [800, 320]
+        assert not torch.equal(*(tensors.get_tensor(f"model.layers.{layer}.{part}.weight") for layer in (1, 7)))
     with safe_open(grown / "eagle3" / "model-00001.safetensors", "pt") as tensors:
         assert tensors.get_slice("midlayer.self_attn.q_proj.weight").get_shape() == [20 * 64, 640]
         assert tensors.get_slice("lm_head.weight").get_shape() == [4200, 320]
+        assert tensors.get_slice("midlayer.mlp.up_proj.weight").get_shape() == [shape.head_intermediate_size or 800, 320]
 
 
 def test_layers_keep_their_place_between_those_that_feed_the_head() -> None:

@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,12 @@ def large_config(config: dict[str, Any], shape: GrownShape, dtype: torch.dtype) 
 
 def large_configs(target_dir: Path, head_dir: Path, shape: GrownShape, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, Any]]:
     """config.json of the large target and of the large head."""
-    target, head = (large_config(flat_config(read_config(source)), shape, dtype) for source in (target_dir, head_dir))
+    target = large_config(flat_config(read_config(target_dir)), shape, dtype)
+    head = large_config(flat_config(read_config(head_dir)), shape.of_head(), dtype)
+    if shape.experts:
+        count, top_k = shape.experts
+        target |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": None}
+        target |= {"num_local_experts": count, "num_experts_per_tok": top_k}
     return {**target, "num_hidden_layers": shape.num_layers}, {**head, "draft_vocab_size": shape.draft_vocab_size}
 
 
@@ -109,11 +115,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--draft", type=Path, default=BUILT_IN / "eagle3", help="its EAGLE-3 head")
     parser.add_argument("--shape", choices=list(SHAPES), required=True)
+    parser.add_argument("--num-layers", type=int, help="of the target, where a machine cannot hold all that the shape has")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16")
     parser.add_argument("--output", type=Path, required=True, help="folder for target/ and eagle3/")
     args = parser.parse_args(arguments)
     try:
-        grow(args.model_path, args.draft, SHAPES[args.shape], args.output, DTYPES[args.dtype])
+        shape = SHAPES[args.shape]
+        shape = replace(shape, num_layers=args.num_layers or shape.num_layers)
+        grow(args.model_path, args.draft, shape, args.output, DTYPES[args.dtype])
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

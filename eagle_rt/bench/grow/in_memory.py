@@ -7,6 +7,7 @@ from eagle_rt.bench.grow.shapes import GrownShape
 from eagle_rt.bench.grow.tensors import grown_head, grown_target
 from eagle_rt.engine.load import BUILT_IN, LoadedModels, ModelInfo
 from eagle_rt.models.decoder import Decoder
+from eagle_rt.models.experts import expert_name
 from eagle_rt.models.heads.eagle3 import Eagle3Head
 from eagle_rt.models.heads.load import head_name
 from eagle_rt.models.heads.spec import flat_config, head_spec
@@ -22,7 +23,7 @@ def grown_models(shape: GrownShape, info: ModelInfo, dtype: torch.dtype, device:
 
     small = Checkpoint(target_dir, torch.float32, device, "small target")
     tensors = grown_target(small, flat_config(read_config(target_dir)), shape)
-    grown = MemoryCheckpoint(tensors, dtype, device, "grown target")
+    grown = MemoryCheckpoint(((expert_name(name), tensor) for name, tensor in tensors), dtype, device, "grown target")
     target = Decoder(grown, spec, context_length=context_length, dtype=dtype, device=device)
     grown.finish()
 

@@ -1,6 +1,6 @@
 """Published shapes, and where the parts of a small model lie in a large one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,11 @@ from eagle_rt.models.spec import LayerShape, layer_shape
 
 @dataclass(frozen=True)
 class GrownShape:
-    """The numbers of a published target, and of the EAGLE-3 heads that are published for it."""
+    """The numbers of a published target, and of the EAGLE-3 heads that are published for it.
+
+    experts: how many the target has in each layer, of that intermediate size, and how many of them a token takes.
+    head_intermediate_size: the head's, where it is another than the target's.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -22,9 +26,16 @@ class GrownShape:
     num_layers: int
     vocab_size: int
     draft_vocab_size: int = 32000
+    experts: tuple[int, int] | None = None
+    head_intermediate_size: int | None = None
+
+    def of_head(self) -> "GrownShape":
+        """The shape whose layers are the head's."""
+        return replace(self, intermediate_size=self.head_intermediate_size or self.intermediate_size, experts=None)
 
 
-# Qwen2.5-0.5B has 14 heads in 2 groups, into which the built-in pair's 4 groups do not fit; qwen3-8b is without its q and k norms.
+# Qwen2.5-0.5B has 14 heads in 2 groups, into which the built-in pair's 4 groups do not fit; those of Qwen3 are without its norms of
+# queries and keys.
 SHAPES = {
     "0.5b": GrownShape(896, 4864, 16, 4, 64, 24, 151936),
     "1b": GrownShape(2048, 8192, 32, 8, 64, 16, 128256),
@@ -34,6 +45,8 @@ SHAPES = {
     "14b": GrownShape(5120, 17408, 40, 8, 128, 40, 151936),
     "32b": GrownShape(5120, 25600, 64, 8, 128, 64, 151936),
     "70b": GrownShape(8192, 28672, 64, 8, 128, 80, 128256),
+    "qwen3-30b-a3b": GrownShape(2048, 768, 32, 4, 128, 48, 151936, experts=(128, 8), head_intermediate_size=6144),
+    "mixtral-8x7b": GrownShape(4096, 14336, 32, 8, 128, 32, 32000, experts=(8, 2)),
 }
 
 

@@ -5,9 +5,9 @@ stream is zero, so nothing reads the random weights there and nothing may write 
 size are zero. A norm over more dimensions divides by a smaller root mean square, which its weight makes up for by
 sqrt(small / large), and its epsilon by small / large. Added heads and feed-forward channels have zero columns where they would
 write; added layers write nothing at all. A larger head takes rotary pair i of the small one as its pair i * (large / small), which
-turns at the same frequency, and its queries are scaled for the softmax. One dimension past the small size carries a constant, which
-only the final norm lets through, and there gives the added rows of the vocabulary a logit that cannot win. All other new weights
-are random.
+turns at the same frequency, and its queries are scaled for the softmax. Experts all do what the small feed-forward part did,
+and what they count adds up to one. One dimension past the small size carries a constant, which only the final norm lets through,
+and there gives the added rows of the vocabulary a logit that cannot win. All other new weights are random.
 """
 
 import zlib
@@ -29,8 +29,8 @@ WEIGHT_SCALE = 0.02
 class Grower:
     """Makes the tensors of a grown model one by one, from those of the small one."""
 
-    def __init__(self, small: Checkpoint, sizes: Sizes) -> None:
-        self._small, self._sizes, self._device = small, sizes, small.device
+    def __init__(self, small: Checkpoint, sizes: Sizes, num_experts: int = 0) -> None:
+        self._small, self._sizes, self._device, self._num_experts = small, sizes, small.device, num_experts
 
     def random(self, name: str, *shape: int) -> Tensor:
         """New weights: a function of the tensor's name, and of the kind of device."""
@@ -62,10 +62,11 @@ class Grower:
         weight[s.constant] = constant
         return weight
 
-    def reader(self, name: str, rows: Tensor, num_large: int, num_parts: int = 1) -> Tensor:
-        """A projection from `num_parts` hidden states side by side: the small one's rows go to `rows`, and read what they did."""
+    def reader(self, name: str, rows: Tensor, num_large: int, num_parts: int = 1, to: str | None = None) -> Tensor:
+        """A projection from `num_parts` hidden states side by side: the small one's rows go to `rows`, and read what they did.
+        to: the large one's name, where there are several of them."""
         s = self._sizes
-        weight = self.random(name, num_large, num_parts * s.large.hidden_size)
+        weight = self.random(to if to and self._num_experts else name, num_large, num_parts * s.large.hidden_size)
         given = self._small.take(name, (len(rows), num_parts * s.small.hidden_size))
         for part in range(num_parts):
             columns = part * s.large.hidden_size + torch.arange(s.small.hidden_size)
@@ -100,15 +101,28 @@ class Grower:
         output_name = f"{small_name}self_attn.o_proj.weight"
         yield f"{large_name}self_attn.o_proj.weight", self.writer(output_name, s.output_columns, large.num_heads * large.head_dim)
         channels = torch.arange(small.intermediate_size)
-        for part in ("gate", "up"):
-            name = f"mlp.{part}_proj.weight"
-            yield large_name + name, self.reader(small_name + name, channels, large.intermediate_size)
-        yield (
-            f"{large_name}mlp.down_proj.weight",
-            self.writer(f"{small_name}mlp.down_proj.weight", channels, large.intermediate_size),
-        )
+        for gate, up, down in self._feed_forward_parts(large_name):
+            for name, part in ((gate, "gate"), (up, "up")):
+                yield name, self.reader(f"{small_name}mlp.{part}_proj.weight", channels, large.intermediate_size, to=name)
+            yield down, self.writer(f"{small_name}mlp.down_proj.weight", channels, large.intermediate_size)
+        yield from self.router(large_name)
         name = "post_attention_layernorm.weight"
         yield large_name + name, self.norm(small_name + name)
+
+    def router(self, large_name: str) -> Iterator[tuple[str, Tensor]]:
+        """Random: experts all do the same, so that it does not matter which ones a token takes."""
+        if self._num_experts:
+            name = f"{large_name}block_sparse_moe.gate.weight"
+            yield name, self.random(name, self._num_experts, self._sizes.large.hidden_size)
+
+    def _feed_forward_parts(self, large_name: str) -> Iterator[tuple[str, str, str]]:
+        """The names of gate, up and down, of every expert if there are any."""
+        if not self._num_experts:
+            name = f"{large_name}mlp."
+            yield f"{name}gate_proj.weight", f"{name}up_proj.weight", f"{name}down_proj.weight"
+        for number in range(self._num_experts):
+            name = f"{large_name}block_sparse_moe.experts.{number}."
+            yield f"{name}w1.weight", f"{name}w3.weight", f"{name}w2.weight"
 
     def idle_layer(self, large_name: str) -> Iterator[tuple[str, Tensor]]:
         """A layer that costs what the others cost and adds nothing."""
@@ -118,13 +132,15 @@ class Grower:
             "self_attn.q_proj": (num_heads, size),
             "self_attn.k_proj": (kv_size, size),
             "self_attn.v_proj": (kv_size, size),
-            "mlp.gate_proj": (large.intermediate_size, size),
-            "mlp.up_proj": (large.intermediate_size, size),
         }
         for name, shape in shapes.items():
             yield f"{large_name}{name}.weight", self.random(large_name + name, *shape)
         yield f"{large_name}self_attn.o_proj.weight", torch.zeros(size, num_heads, device=self._device)
-        yield f"{large_name}mlp.down_proj.weight", torch.zeros(size, large.intermediate_size, device=self._device)
+        for gate, up, down in self._feed_forward_parts(large_name):
+            for name in (gate, up):
+                yield name, self.random(name, large.intermediate_size, size)
+            yield down, torch.zeros(size, large.intermediate_size, device=self._device)
+        yield from self.router(large_name)
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield f"{large_name}{name}.weight", torch.ones(size, device=self._device)
 
@@ -132,7 +148,7 @@ class Grower:
 def grown_target(small: Checkpoint, config: dict[str, Any], shape: GrownShape) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the large target, in float32."""
     sizes = Sizes(layer_shape(config), large_layer_shape(shape, config))
-    grower = Grower(small, sizes)
+    grower = Grower(small, sizes, shape.experts[0] if shape.experts else 0)
     places = layer_places(config["num_hidden_layers"], shape.num_layers)
     vocab_size = config["vocab_size"]
     yield "model.embed_tokens.weight", grower.table("model.embed_tokens.weight", vocab_size, shape.vocab_size)
@@ -151,7 +167,7 @@ def grown_target(small: Checkpoint, config: dict[str, Any], shape: GrownShape) -
 
 def grown_head(small: Checkpoint, config: dict[str, Any], shape: GrownShape) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the large EAGLE-3 head, in float32; `small` must have the names that `head_name` gives."""
-    sizes = Sizes(layer_shape(config), large_layer_shape(shape, config))
+    sizes = Sizes(layer_shape(config), large_layer_shape(shape.of_head(), config))
     grower = Grower(small, sizes)
     yield "fc.weight", grown_fusion(grower, sizes)
     yield from grower.layer("layers.0.", "midlayer.", num_parts=2)
