@@ -4,9 +4,10 @@ import itertools
 from functools import partial
 
 from benchmarks.gpu_bench import Bench, Jobs, Rows
-from benchmarks.gpu_kernels import attention_row, product_rows, small_kernel_rows, tiling_row
+from benchmarks.gpu_kernels import attention_row, expert_row, product_rows, small_kernel_rows, tiling_row
 from eagle_rt.kernels.products import WIDE_INPUTS
 from eagle_rt.kernels.triton.tree_attention import Tiling
+from eagle_rt.models.spec import ExpertShape
 
 # Sequences, rows of each, nodes.
 CUT_SHAPES = [(1, 512, 1), (1, 512, 32), (1, 8192, 1), (1, 8192, 32), (16, 1024, 32), (16, 8192, 32)]
@@ -64,6 +65,19 @@ def products(bench: Bench) -> Jobs:
         return list(product_rows(bench.device, bench.models.dtype, num_rows, able))
 
     return {f"{num_rows} rows": partial(multiplied, num_rows) for num_rows in ([2] if bench.is_quick else [1, 32, 8, 64])}
+
+
+def experts(bench: Bench) -> Jobs:
+    """Of one layer of the target; of Qwen3-30B-A3B where that has none."""
+    spec = bench.models.spec
+    hidden, shape = (spec.shape.hidden_size, spec.experts[-1]) if spec.experts[-1] else (2048, ExpertShape(128, 8, 768, True))
+    if bench.is_quick:
+        hidden, shape = 64, ExpertShape(4, 2, 32, True)
+
+    def mixed(num_rows: int) -> Rows:
+        return [expert_row(bench.device, bench.models.dtype, num_rows, hidden, shape)]
+
+    return {f"{num_rows} rows": partial(mixed, num_rows) for num_rows in ([2] if bench.is_quick else [1, 32, 4, 8, 64, 512])}
 
 
 def kernels(bench: Bench) -> Jobs:

@@ -20,10 +20,13 @@ from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
 from eagle_rt.kernels.triton.gated_product import gated_product
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
+from eagle_rt.kernels.triton.mix_experts import mix_experts
+from eagle_rt.kernels.triton.route import route
 from eagle_rt.kernels.triton.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.triton.top_children import top_children
 from eagle_rt.kernels.triton.tree_attention import Tiling, tree_attention
 from eagle_rt.kernels.triton.wide_product import wide_product
+from eagle_rt.models.spec import ExpertShape
 
 # Of the cache, by timed layers together: several times what a GPU's own cache holds.
 LEAST_READ = 2**28
@@ -135,6 +138,26 @@ def product_rows(device: str, dtype: torch.dtype, num_rows: int, shapes: dict[st
             seconds = seconds_of(partial(multiply_all, product, x, weights), device)
             row[f"{kind}_us"] = round(1e6 * seconds / num_weights, 2)
         yield row
+
+
+def expert_row(device: str, dtype: torch.dtype, num_rows: int, hidden: int, shape: ExpertShape) -> dict[str, Any]:
+    """Microseconds of routing and mixing the experts of one layer, and the bytes of those that some row takes. Layers take turns,
+    so that no cache but the GPU's memory holds what is read."""
+    num_bytes = 3 * hidden * shape.intermediate_size * dtype.itemsize
+    num_layers = max(2, LEAST_READ // (shape.count * num_bytes)) if device == "cuda" else 1
+    count, size = shape.count, shape.intermediate_size
+    sizes = [(count, hidden), (count, 2 * size, hidden), (count, hidden, size)]
+    layers = [[(torch.randn(*own, device=device) / own[-1] ** 0.5).to(dtype) for own in sizes] for _ in range(num_layers)]
+    x = torch.randn(num_rows, hidden, device=device).to(dtype)
+
+    def mix_all() -> None:
+        for router, gate_and_up, down in layers:
+            mix_experts(x, *route(x @ router.t(), shape.top_k, shape.normalizes), gate_and_up, down)
+
+    taken = [len(route(x @ router.t(), shape.top_k, shape.normalizes)[1].unique()) for router, *_ in layers]
+    seconds = seconds_of(mix_all, device) / num_layers
+    num_taken = sum(taken) / num_layers
+    return {"us": round(1e6 * seconds, 1), "experts": round(num_taken, 1), "bytes": round(num_taken * num_bytes)}
 
 
 def torch_product(x: Tensor, weight: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from benchmarks.gpu_bench import Bench, Jobs, Rows
-from benchmarks.gpu_kernel_parts import attention, kernels, products, tilings
+from benchmarks.gpu_kernel_parts import attention, experts, kernels, products, tilings
 from benchmarks.mixed_load import mixed_load
 from eagle_rt.bench.lossless import gaps_where_parted
 from eagle_rt.bench.sweep import Measurement, Setting, core_for, measure_once, rows
@@ -32,7 +32,12 @@ ROOT = Path(__file__).parents[1]
 ONE_REQUEST, MOST_ROWS = (TreeShape(5, 1, 6), TreeShape(5, 4, 16), TreeShape(7, 10, 60)), 1024
 # The largest tree of those that each step chooses from.
 BOUNDS = TreeShape(5, 8, 32)
-PARITY_TESTS = ["kernels/test_triton_kernels", "kernels/test_triton_tree_attention", "engine/test_launching_on_gpu"]
+PARITY_TESTS = [
+    "kernels/test_triton_kernels",
+    "kernels/test_triton_tree_attention",
+    "kernels/test_experts",
+    "engine/test_launching_on_gpu",
+]
 
 
 def machine(bench: Bench) -> Jobs:
@@ -246,15 +251,18 @@ def peer(bench: Bench) -> Jobs:
 def transformers_rate(bench: Bench) -> Rows:
     """transformers on the same shape: static cache, compiled. Its weights are random, which costs the same."""
     spec = bench.models.spec
-    shape = spec.shape
-    config = LlamaConfig(
-        hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size, num_hidden_layers=spec.num_layers,
-        num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim,
-        vocab_size=spec.vocab_size, max_position_embeddings=4096,
-    )  # fmt: skip
+    shape, experts = spec.shape, spec.experts[-1]
+    sizes = {
+        "hidden_size": shape.hidden_size, "intermediate_size": shape.intermediate_size, "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads, "head_dim": shape.head_dim,
+        "vocab_size": spec.vocab_size, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    config = LlamaConfig(**sizes)
+    if experts:
+        config = MixtralConfig(**sizes, num_local_experts=experts.count, num_experts_per_tok=experts.top_k)
     torch.set_default_dtype(bench.models.dtype)
     with torch.device(bench.device):
-        model = LlamaForCausalLM(config).eval()
+        model = AutoModelForCausalLM.from_config(config).eval()
     torch.set_default_dtype(torch.float32)
     prompt = torch.tensor([bench.workload.prompts[0]], device=bench.device)
     count = 8 if bench.is_quick else 128
@@ -273,7 +281,7 @@ def transformers_rate(bench: Bench) -> Rows:
 PARTS: dict[str, Callable[[Bench], Jobs]] = {
     part.__name__: part
     for part in (
-        machine, exactness, contexts, sweep, profile, parity, attention, products, start_up, load, peer, step_parts, kernels,
-        tilings,
+        machine, exactness, contexts, sweep, profile, parity, attention, products, experts, start_up, load, peer, step_parts,
+        kernels, tilings,
     )
 }  # fmt: skip

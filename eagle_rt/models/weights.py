@@ -122,7 +122,7 @@ class Checkpoint:
 
 
 class MemoryCheckpoint(Checkpoint):
-    """Tensors that are made, not read. They are let go of when the reader has finished."""
+    """Tensors that are made, not read. Each is let go of when it is taken, and the rest when the reader has finished."""
 
     def __init__(self, tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype, device: str, description: str) -> None:
         self.model_dir, self._dtype, self.device = Path(description), dtype, device
@@ -133,7 +133,7 @@ class MemoryCheckpoint(Checkpoint):
         self._progress = tqdm(total=len(self._tensors), desc=f"placing {description}", unit="tensor", leave=False, disable=None)
 
     def _read(self, name: str) -> Tensor:
-        return self._tensors[name]
+        return self._tensors.pop(name)
 
     def finish(self) -> list[str]:
         self._tensors.clear()

@@ -196,6 +196,10 @@ STORAGES: dict[str, tuple[dict[str, Any], Store]] = {
 }
 
 
+# All weights but those of norms, embeddings, routers and the output layer.
+PRODUCTS = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+
+
 def write(directory: Path, name: str, family: str = "llama-biased") -> Path:
     """A checkpoint in few bits, and beside it one with the same weights as they are."""
     return quantize(checkpoints.write_target(directory / "plain", family), directory / "quantized", name)
@@ -206,7 +210,7 @@ def quantize(plain: Path, quantized: Path, name: str) -> Path:
     config, store = STORAGES[name]
     tensors, few, rng = load_file(plain / "model.safetensors"), {}, random.Random(name)
     for stored, tensor in tensors.items():
-        if stored.endswith("_proj.weight"):
+        if stored.endswith(PRODUCTS):
             own, tensors[stored] = store(tensor, rng)
             few |= {f"{stored.removesuffix('weight')}{part}": value for part, value in own.items()}
             few[f"{stored.removesuffix('weight')}input_scale"] = torch.ones(())
@@ -223,9 +227,12 @@ def quantize(plain: Path, quantized: Path, name: str) -> Path:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", STORAGES)
-def test_every_layout(tmp_path: Path, name: str) -> None:
-    quantized = write(tmp_path, name)
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [*((name, "llama-biased") for name in STORAGES), ("fp8-blocks", "qwen3-moe"), ("gptq", "mixtral"), ("awq", "qwen3-moe-mixed")],
+)
+def test_every_layout(tmp_path: Path, name: str, family: str) -> None:
+    quantized = write(tmp_path, name, family)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32, attn_implementation="eager")
     expected = model(torch.tensor([TEXT])).logits[0]
     assert expected.std() > 0.1
