@@ -24,7 +24,7 @@ class Eagle3Head(Head):
         super().__init__(checkpoint, spec, target, 2 * size)
         self._embedding_norm = norm(checkpoint, "layers.0.input_layernorm", size, eps)
         self._hidden_norm = norm(checkpoint, "layers.0.hidden_norm", size, eps)
-        self._final_norm = norm(checkpoint, "norm", size, eps)
+        self._final_norm = self._final_norm or norm(checkpoint, "norm", size, eps)  # which says that it is missing
         self._read_fusion(checkpoint, target)
         token_map = read_token_map(checkpoint, spec.draft_vocab_size, target.spec.vocab_size)
         self.token_map = token_map.to(target.embedding.device)
