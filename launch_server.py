@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from eagle_rt.config import add_flags, config_from_args
+from eagle_rt.config import REASONING_PARSERS, add_flags, config_from_args
 from eagle_rt.server.launch import serve
 
 
@@ -14,6 +14,12 @@ def parser() -> argparse.ArgumentParser:
     server.add_argument("--port", type=int, default=30000, help="0 takes any free one")
     server.add_argument("--api-key", help="ask clients for this key")
     server.add_argument("--served-model-name", help="name of the model in the API; default: the model path")
+    server.add_argument(
+        "--reasoning-parser",
+        default="auto",
+        choices=REASONING_PARSERS,
+        help="tell what a model thinks, between <think> and </think>, from its answer; auto: where its chat template knows these",
+    )
     server.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="how much to say")
     add_flags(parser)
     return parser

@@ -13,6 +13,8 @@ FIT_CHECKS = ("off", "warn", "auto")
 
 QUANTIZATIONS, DRAFT_QUANTIZATIONS = ("none", "int8"), ("auto", "none", "int8")
 TREES = ("auto", "adaptive", "fixed")
+# SGLang's names, all for the marks <think> and </think>; auto: where the model's chat template knows these.
+REASONING_PARSERS = ("auto", "none", "deepseek-r1", "qwen3", "qwen3-thinking")
 
 
 def option(group: str, help: str, default: Any = MISSING, **flag: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,6 +10,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 # Of generation_config.json; the second ones hold for greedy replies too.
 SAMPLED_DEFAULTS, DEFAULTS = ("temperature", "top_p", "top_k", "min_p"), ("repetition_penalty",)
+
+
+# What transformers takes itself, or its templates are given by it.
+TEMPLATE_ARGUMENTS = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 
 
 def load_tokenizer(model_dir: Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -25,17 +30,22 @@ def chat_tokens(
     tools: list[dict[str, Any]] | None = None,
     *,
     add_generation_prompt: bool = True,
+    options: dict[str, Any] | None = None,
 ) -> list[int]:
     """A dialogue in the model's chat template, by default up to where the model's reply begins. tools: that the model may call.
+    options: what else the template asks for.
 
     Raises:
-        ValueError: the model has no chat template, or its template refuses the messages.
+        ValueError: the model has no chat template, or its template refuses the messages, or an option is none of a template's.
     """
     if tokenizer.chat_template is None:
         raise ValueError("this model has no chat template: send a plain prompt instead")
+    for name in options or {}:
+        if name in TEMPLATE_ARGUMENTS:
+            raise ValueError(f"chat_template_kwargs.{name} is not the template's but the tokenizer's: leave it out")
     try:
-        options = {"tools": tools, "add_generation_prompt": add_generation_prompt, "return_dict": False}
-        return cast(list[int], tokenizer.apply_chat_template(list(messages), **options))
+        arguments = {"tools": tools, "add_generation_prompt": add_generation_prompt, "return_dict": False, **(options or {})}
+        return cast(list[int], tokenizer.apply_chat_template(list(messages), **arguments))
     except Exception as error:  # templates raise jinja errors of many types
         raise ValueError(f"messages do not fit the model's chat template: {error}") from None
 

@@ -22,6 +22,7 @@ from eagle_rt.server.errors import ApiError, add_error_handlers
 from eagle_rt.server.logprobs import Format, ToldLogprobs, chat_logprobs, completion_logprobs
 from eagle_rt.server.prometheus import EngineCollector
 from eagle_rt.server.protocol import ChatRequest, CompletionRequest, GenerateRequest, OpenAIRequest
+from eagle_rt.server.reasoning import reasoning_of
 from eagle_rt.server.service import EngineService, Generation
 from eagle_rt.server.stream import native_events, openai_events
 from eagle_rt.server.tools import template_message, tools_of
@@ -29,8 +30,8 @@ from eagle_rt.server.tools import template_message, tools_of
 DISCONNECT_POLL_SECONDS = 0.2
 
 
-def create_app(service: EngineService, model_name: str, api_key: str | None) -> FastAPI:
-    """All routes over one engine."""
+def create_app(service: EngineService, model_name: str, api_key: str | None, reasoning_parser: str = "auto") -> FastAPI:
+    """All routes over one engine. reasoning_parser: one of `config.REASONING_PARSERS`."""
     app = FastAPI(title="eagle_rt")
     add_error_handlers(app)
     started = int(time.time())
@@ -52,17 +53,22 @@ def create_app(service: EngineService, model_name: str, api_key: str | None) -> 
     async def chat(body: ChatRequest, request: Request) -> Response:
         check_model(body)
         tokenizer, tools = service.info.tokenizer, tools_of(body, service.info.tokenizer)
-        prompt = chat_tokens(tokenizer, [template_message(message) for message in body.messages], tools and tools.described)
+        messages = [template_message(message) for message in body.messages]
+        prompt = chat_tokens(tokenizer, messages, tools and tools.described, options=body.template_options)
+        reasoning = reasoning_of(tokenizer, prompt, reasoning_parser)
         max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         tag = tools and tools.structural_tag
         params = body.sampling(service.info.sampling_defaults, max_tokens, body.num_logprobs, tag)
-        generation = service.generate([prompt], params)
+        generation = service.generate([prompt], reasoning.before(params) if reasoning else params)
+        thoughts = reasoning if body.separate_reasoning else None
         return await openai_response(
             body,
             request,
             generation,
             name="chat.completion",
-            choices=[ChatChoice(tools.reader() if tools else None) for _ in generation.replies],
+            choices=[
+                ChatChoice(tools.reader() if tools else None, thoughts.reader() if thoughts else None) for _ in generation.replies
+            ],
             tell=chat_logprobs,
             opening=[
                 {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}

@@ -3,6 +3,7 @@
 from typing import Any, Protocol
 
 from eagle_rt.engine.text import Reply, TextDelta
+from eagle_rt.server.reasoning import ReasoningReader
 from eagle_rt.server.tools import CallReader
 
 
@@ -23,25 +24,33 @@ class CompletionChoice:
 
 
 class ChatChoice:
-    """reader: finds the calls in the reply; None: it makes none."""
+    """thoughts: finds what the model thinks before it answers; reader: finds the calls in its answer. None: there are none."""
 
-    def __init__(self, reader: CallReader | None) -> None:
-        self._reader = reader
+    def __init__(self, reader: CallReader | None, thoughts: ReasoningReader | None = None) -> None:
+        self._reader, self._thoughts = reader, thoughts
 
     def whole(self, reply: Reply) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": reply.text}
+        content, message = reply.text, dict[str, Any](role="assistant")
+        if self._thoughts:
+            reasoning, content = self._thoughts.read(content, is_last=True)
+            message["reasoning_content"] = reasoning or None
+        message["content"] = content
         if self._reader:
-            content, calls = self._reader.read(reply.text, is_last=True)
+            content, calls = self._reader.read(content, is_last=True)
             if calls:
                 message |= {"content": content.strip() or None, "tool_calls": [call.described() for call in calls]}
         return {"message": message, "finish_reason": self._finish_name(reply.finish_reason)}
 
     def part(self, delta: TextDelta) -> dict[str, Any]:
         """A call comes in one piece."""
-        content, told = delta.text, {}
+        content, told, is_last = delta.text, {}, delta.finish_reason is not None
+        if self._thoughts:
+            reasoning, content = self._thoughts.read(content, is_last=is_last)
+            if reasoning:
+                told["reasoning_content"] = reasoning
         if self._reader:
             first = self._reader.num_calls
-            content, calls = self._reader.read(delta.text, is_last=delta.finish_reason is not None)
+            content, calls = self._reader.read(content, is_last=is_last)
             if calls:
                 told["tool_calls"] = [{"index": first + number, **call.described()} for number, call in enumerate(calls)]
         if content:

@@ -16,7 +16,7 @@ from eagle_rt.server.process import EngineDiedError, EngineProcess
 def serve(config: EngineConfig, options: argparse.Namespace) -> int:
     """Run the server until it is stopped; the exit code of the process.
 
-    options: host, port, api_key, served_model_name and log_level.
+    options: host, port, api_key, served_model_name, reasoning_parser and log_level.
     """
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     try:

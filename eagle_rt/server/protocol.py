@@ -174,10 +174,11 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     @model_validator(mode="after")
     def says_something(self) -> "ChatMessage":
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not self.tool_calls and self.reasoning_content is None:
             raise ValueError("content is missing")
         return self
 
@@ -187,6 +188,9 @@ class ChatMessage(BaseModel):
 
 
 class ChatRequest(OpenAIRequest):
+    """chat_template_kwargs: what the chat template asks for besides messages and tools, as Qwen 3's `enable_thinking`.
+    separate_reasoning: what the model thinks is no part of the content."""
+
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -195,6 +199,9 @@ class ChatRequest(OpenAIRequest):
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    separate_reasoning: bool = True
 
     @model_validator(mode="after")
     def has_logprobs_to_rank(self) -> "ChatRequest":
@@ -205,6 +212,13 @@ class ChatRequest(OpenAIRequest):
     @property
     def num_logprobs(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """For the chat template."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        silence = {"enable_thinking": False} if self.reasoning_effort == "none" else {}
+        return {**effort, **silence, **(self.chat_template_kwargs or {})}
 
 
 class CompletionRequest(OpenAIRequest):

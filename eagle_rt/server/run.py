@@ -37,7 +37,7 @@ async def run_server(process: EngineProcess, config: EngineConfig, options: argp
     await service.start()
     try:
         model_name = options.served_model_name or info.name
-        app = create_app(service, model_name, options.api_key)
+        app = create_app(service, model_name, options.api_key, options.reasoning_parser)
         server = DrainingServer(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=DRAIN_SECONDS))
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)

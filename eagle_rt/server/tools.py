@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.server.protocol import ChatMessage, ChatRequest, NamedFunction, Tool
+from eagle_rt.server.text import length_of_begun
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,6 @@ def decoded(text: str) -> Any:
         return None
 
 
-def length_of_begun(text: str, mark: str) -> int:
-    """Length of the longest end of the text that the mark begins with."""
-    return next((length for length in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:length])), 0)
-
-
 @dataclass(frozen=True)
 class Tools:
     """Those of one request. structural_tag: what the reply must match; None: the model may call them or not, as it likes."""
@@ -195,6 +191,8 @@ def template_message(message: ChatMessage) -> dict[str, Any]:
         plain["tool_call_id"] = message.tool_call_id
     if message.name is not None:
         plain["name"] = message.name
+    if message.reasoning_content is not None:
+        plain["reasoning_content"] = message.reasoning_content
     if message.tool_calls:
         plain["tool_calls"] = [
             {"id": call.id, "type": "function", "function": call.function.model_dump()} for call in message.tool_calls
