@@ -20,8 +20,7 @@ def test_models_are_served_in_bfloat16_where_that_is_faster(
     processor multiplies bfloat16."""
     monkeypatch.setattr(load, "has_bfloat16_products", lambda: has_products)
     monkeypatch.setattr(load, "takes_own_kernel", lambda weight: has_own_kernels and weight.dtype == torch.bfloat16)
-    small = model_spec(read_config(built_in / "target"))
-    large = replace(small, num_layers=100)
+    small, large = (model_spec({**read_config(built_in / "target"), "num_hidden_layers": number}) for number in (8, 100))
     config = EngineConfig(device="cpu")
     assert load.resolve_dtype(config, small) == (torch.bfloat16 if has_own_kernels else torch.float32)
     assert load.resolve_dtype(config, large) == (torch.bfloat16 if has_own_kernels or has_products else torch.float32)

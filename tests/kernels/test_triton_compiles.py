@@ -40,7 +40,7 @@ KERNELS = [
     ("wide_product", "_wide_product", "*bf16 *bf16 *bf16 i32 i32 i32", (32, 128, 128, False)),
     ("gated_product", "_gated_product", "*bf16 *bf16 *bf16 i32 i32 i32", (32, 128, 128, False)),
     ("route", "_route", "*bf16 *fp32 *i32", (128, 8, True, 128, 8)),
-    ("mix_experts", "_group", "*i32 *i32 *i32 i32 i32", (512,)),
+    ("mix_experts", "_group", "*i32 *i32 *i32 i32 i32", (1024,)),
     ("mix_experts", "_gate", "*bf16 *bf16 *bf16 *i32 *i32 *i32 i32 i32 i32", (8, False, 16, 64, 128, False)),
     ("mix_experts", "_gate", "*bf16 *bf16 *bf16 *i32 *i32 *i32 i32 i32 i32", (8, True, 64, 64, 128, False)),
     ("mix_experts", "_down", "*bf16 *bf16 *bf16 *i32 *i32 *i32 i32 i32 i32", (True, 16, 64, 128, False)),

@@ -3,15 +3,17 @@
 import json
 import pickle
 import shutil
+import weakref
 from pathlib import Path
 
 import checkpoints
 import pytest
+import torch
 from engines import load_target
 from safetensors.torch import load_file, save_file
 
 from eagle_rt.models import weights
-from eagle_rt.models.weights import checkpoint_dir
+from eagle_rt.models.weights import MemoryCheckpoint, checkpoint_dir
 
 
 @pytest.fixture
@@ -99,3 +101,17 @@ def test_paths_that_lead_nowhere() -> None:
         checkpoint_dir("/no/such/folder")
     with pytest.raises(FileNotFoundError, match="gpt17"):
         checkpoint_dir("gpt17")
+
+
+def test_tensors_that_are_made_are_let_go_of_as_they_are_taken() -> None:
+    """A model of many experts would not fit beside them."""
+    made = torch.ones(2)
+    there = weakref.ref(made)
+    checkpoint = MemoryCheckpoint([("a.weight", made), ("b.weight", torch.ones(3))], torch.float32, "cpu", "made")
+    del made
+    taken = checkpoint.take("a.weight", (2,))
+    assert taken.tolist() == [1, 1]
+    del taken
+    assert there() is None
+    assert "a.weight" in checkpoint
+    assert checkpoint.finish() == ["b.weight"]

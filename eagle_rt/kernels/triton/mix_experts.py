@@ -146,7 +146,7 @@ def mix_experts(x: Tensor, shares: Tensor, experts: Tensor, gate_and_up: Tensor,
     count, _, size = down.shape
     num_pairs = num_rows * top_k
     groups, counts = experts.new_empty(count, num_rows), experts.new_empty(count)
-    _group[(count,)](experts, groups, counts, num_rows, num_pairs, BLOCK=min(GROUP_BLOCK, padded(num_pairs)))
+    _group[(count,)](experts, groups, counts, num_rows, num_pairs, BLOCK=GROUP_BLOCK)
     tiling = {
         "FROM_PAIRS": num_pairs < count,
         # Twice the rows that an expert has on average, so that few have more than are multiplied at a time.
