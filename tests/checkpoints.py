@@ -53,7 +53,9 @@ def family_config(name: str, **overrides):
         "qwen3": lambda: Qwen3Config(**{**SIZES, "head_dim": 32, **overrides}),
         "mixtral": lambda: MixtralConfig(**{**SIZES, "num_local_experts": 5, "num_experts_per_tok": 2, **overrides}),
         "qwen3-moe": lambda: Qwen3MoeConfig(**{**SIZES, **QWEN3_EXPERTS, **overrides}),
-        "qwen3-moe-mixed": lambda: Qwen3MoeConfig(**{**SIZES, **QWEN3_EXPERTS, "mlp_only_layers": [0, 5], **overrides}),
+        "qwen3-moe-mixed": lambda: Qwen3MoeConfig(
+            **{**SIZES, **QWEN3_EXPERTS, "mlp_only_layers": [5], "decoder_sparse_step": 2, **overrides}
+        ),
     }
     return configs[name]()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels import experts as twin
 from eagle_rt.kernels.products import experts_with, has_own_kernels
-from eagle_rt.kernels.triton.mix_experts import block_in, mix_experts
+from eagle_rt.kernels.triton.mix_experts import GROUP_BLOCK, block_in, mix_experts
 from eagle_rt.kernels.triton.route import route
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -126,6 +126,12 @@ def test_mix_experts(num_rows: int, counts: tuple[int, int], sizes: tuple[int, i
     expected = twin.mix_experts(x, *choice, *weights).double()
     errors = mix_experts(x, *choice, *weights).double() - expected
     assert errors.abs().max() < TOLERANCE[dtype] * expected.abs().max()
+
+
+def test_more_pairs_than_are_grouped_at_a_time() -> None:
+    weights, x = made_weights(3, 12, 16, 48, torch.float32), made(3, 2 * GROUP_BLOCK // 5, 48, dtype=torch.float32)
+    choice = taken(3, len(x), 12, 5)
+    torch.testing.assert_close(mix_experts(x, *choice, *weights), twin.mix_experts(x, *choice, *weights), atol=1e-5, rtol=1e-4)
 
 
 def test_rows_do_not_matter_to_each_other() -> None:
