@@ -49,7 +49,7 @@ class ReasoningReader:
     def _has_begun(self, is_last: bool) -> bool:
         """Whether it is known by now if the reply begins with reasoning; if it does, behind the mark."""
         text = self._held.lstrip()
-        if not is_last and len(text) < len(OPENS) and OPENS.startswith(text):
+        if not is_last and OPENS.startswith(text):
             return False
         if text.startswith(OPENS):
             self._held, self._is_inside = text.removeprefix(OPENS), True

@@ -74,6 +74,7 @@ def test_compiled_is_eager(one_dir: Path, head_dir: Path) -> None:
     config = make_config(one_dir, head_dir, (3, 2, 8), enable_torch_compile=True, torch_compile_max_bs=2)
     core, notes = build_core(config, model_info(config))
     assert any(note.startswith("compiled in") for note in notes), notes
+    assert not any("failed" in note for note in notes), notes
     assert run(core, PROMPTS, settings) == run(make_core(one_dir, head_dir, (3, 2, 8)), PROMPTS, settings)
 
 
