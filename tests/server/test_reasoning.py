@@ -178,6 +178,7 @@ def test_a_server_tells_them_apart(thinking: Server) -> None:
 
     message = ask().choices[0].message
     assert message.reasoning_content
+    assert not re.match("red|blue", message.reasoning_content), "thoughts are free"
     assert message.content == ""
     deltas = [chunk.choices[0].delta for chunk in ask(stream=True)]
     assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == message.reasoning_content
