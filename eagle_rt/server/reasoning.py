@@ -29,24 +29,24 @@ class ReasoningReader:
     def read(self, text: str, *, is_last: bool) -> tuple[str, str]:
         """The reply goes on with this, and ends if it is the last: (more reasoning, more of the answer)."""
         self._held += text
-        if self._may_begin and not self._has_begun(is_last):
+        if self._may_begin and not self._is_decided(is_last):
             return "", ""
         if not self._is_inside:
-            return "", self._told(is_last)
+            return "", self._told()
         before, mark, after = self._held.partition(CLOSES)
         if mark:
             self._held = before
-            reasoning = self._told(is_last=True).rstrip()
+            reasoning = self._told().rstrip()
             self._held, self._is_inside, self._is_empty = after, False, True
-            return reasoning, self._told(is_last)
+            return reasoning, self._told()
         cut = len(before) if is_last else len(before) - length_of_begun(before, CLOSES)
         cut = len(before[:cut].rstrip())
         self._held = before[:cut]
-        reasoning = self._told(is_last)
+        reasoning = self._told()
         self._held += before[cut:]
         return reasoning, ""
 
-    def _has_begun(self, is_last: bool) -> bool:
+    def _is_decided(self, is_last: bool) -> bool:
         """Whether it is known by now if the reply begins with reasoning; if it does, behind the mark."""
         text = self._held.lstrip()
         if not is_last and OPENS.startswith(text):
@@ -58,7 +58,7 @@ class ReasoningReader:
         self._may_begin = False
         return True
 
-    def _told(self, is_last: bool) -> str:
+    def _told(self) -> str:
         """All that is held, without white space at the beginning."""
         text, self._held = self._held.lstrip() if self._is_empty else self._held, ""
         self._is_empty = self._is_empty and not text
