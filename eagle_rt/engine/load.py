@@ -1,6 +1,5 @@
 """From a config to models in memory: find the checkpoints, read them, and say what was decided."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import has_mtp_layer, load_head, load_mtp_head
 from eagle_rt.models.heads.spec import check_feature_layers
-from eagle_rt.models.spec import ExpertShape, ModelSpec, model_spec, read_config
+from eagle_rt.models.spec import ModelSpec, model_spec, read_config
 from eagle_rt.models.tokenizer import end_token_ids, generation_config, load_tokenizer, sampling_defaults
 from eagle_rt.models.weights import checkpoint_dir
 from eagle_rt.resolve import DTYPES
@@ -126,7 +125,7 @@ def require_room(spec: ModelSpec, dtype: torch.dtype, device: str) -> None:
     if device != "cuda":
         return
     embeddings = 0 if spec.tie_word_embeddings else spec.vocab_size * spec.shape.hidden_size
-    num_held = _num_weights(spec, lambda experts: experts.count) + embeddings
+    num_held = num_weights(spec, of_all_experts=True) + embeddings
     needed, (free, total) = num_held * dtype.itemsize, torch.cuda.mem_get_info()
     if needed > free:
         raise ValueError(
@@ -201,17 +200,14 @@ def resolve_dtype(config: EngineConfig, spec: ModelSpec) -> torch.dtype:
     return spec.dtype if spec.dtype != torch.float32 else torch.bfloat16
 
 
-def num_weights(spec: ModelSpec) -> int:
-    """About how many weights one token of the target reads."""
-    return _num_weights(spec, lambda experts: experts.top_k)
-
-
-def _num_weights(spec: ModelSpec, num_counted: Callable[[ExpertShape], int]) -> int:
-    """Those of the output layer and of all layers, of whose experts only some may be counted."""
+def num_weights(spec: ModelSpec, *, of_all_experts: bool = False) -> int:
+    """About how many weights one token of the target reads; of all experts, how many there are but for embeddings."""
     shape = spec.shape
     attention = shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
     outputs = spec.vocab_size
     for experts in spec.experts:
-        gates = experts.count + num_counted(experts) * 3 * experts.intermediate_size if experts else 3 * shape.intermediate_size
+        gates = 3 * shape.intermediate_size
+        if experts:
+            gates = experts.count + (experts.count if of_all_experts else experts.top_k) * 3 * experts.intermediate_size
         outputs += attention + gates
     return shape.hidden_size * outputs

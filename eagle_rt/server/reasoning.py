@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.engine.params import Grammar, SamplingParams, message_of
 from eagle_rt.server.text import length_of_begun
+from eagle_rt.server.tools import json_format
 
 # DeepSeek-R1's marks, which Qwen 3 and MiMo have too.
 OPENS, CLOSES = "<think>", "</think>"
@@ -118,5 +119,5 @@ def matched_format(grammar: Grammar) -> dict[str, Any] | None:
     except ValueError:
         return None  # which its compiler will say
     if grammar.kind == "json_schema":
-        return {"type": "json_schema", "json_schema": document, "max_whitespace_cnt": 1}
+        return json_format(document)
     return document.get("format") if isinstance(document, dict) else None

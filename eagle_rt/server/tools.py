@@ -179,9 +179,13 @@ def tools_of(body: ChatRequest, tokenizer: PreTrainedTokenizerBase) -> Tools | N
 
 def call_tag(form: CallFormat, tool: Tool) -> dict[str, Any]:
     """What a call of it must match."""
-    parameters = tool.function.parameters or {"type": "object"}
-    content = {"type": "json_schema", "json_schema": parameters, "max_whitespace_cnt": 1}
+    content = json_format(tool.function.parameters or {"type": "object"})
     return {"type": "tag", "begin": form.begin + tool.function.name + form.middle, "content": content, "end": form.end}
+
+
+def json_format(schema: Any) -> dict[str, Any]:
+    """JSON, in one line, as a part of xgrammar's structural tags."""
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 1}
 
 
 def template_message(message: ChatMessage) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Grower:
         """A projection from `num_parts` hidden states side by side: the small one's rows go to `rows`, and read what they did.
         to: the large one's name, where there are several of them."""
         s = self._sizes
-        weight = self.random(to if to and self._num_experts else name, num_large, num_parts * s.large.hidden_size)
+        weight = self.random(to or name, num_large, num_parts * s.large.hidden_size)
         given = self._small.take(name, (len(rows), num_parts * s.small.hidden_size))
         for part in range(num_parts):
             columns = part * s.large.hidden_size + torch.arange(s.small.hidden_size)
@@ -103,7 +103,8 @@ class Grower:
         channels = torch.arange(small.intermediate_size)
         for gate, up, down in self._feed_forward_parts(large_name):
             for name, part in ((gate, "gate"), (up, "up")):
-                yield name, self.reader(f"{small_name}mlp.{part}_proj.weight", channels, large.intermediate_size, to=name)
+                to = name if self._num_experts else None
+                yield name, self.reader(f"{small_name}mlp.{part}_proj.weight", channels, large.intermediate_size, to=to)
             yield down, self.writer(f"{small_name}mlp.down_proj.weight", channels, large.intermediate_size)
         yield from self.router(large_name)
         name = "post_attention_layernorm.weight"

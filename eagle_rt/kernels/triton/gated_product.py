@@ -9,6 +9,30 @@ from eagle_rt.kernels.triton.silu_and_mul import gated
 from eagle_rt.kernels.triton.wide_product import BLOCK_OUT, sums_of, tiling
 
 
+@triton.jit
+def gates_of(
+    x,
+    weight,  # [2 * size, in_size], gates first
+    tile,
+    rows,
+    is_row,
+    in_size,
+    size,
+    dtype: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    IN_FLOAT32: tl.constexpr,
+):
+    """(the columns of a tile [BLOCK_OUT / 2], [columns, rows] its gates times ups), of rows as `sums_of` takes them."""
+    half: tl.constexpr = BLOCK_OUT // 2
+    start, places = tile * half, tl.arange(0, BLOCK_OUT)
+    # A tile is of as many gates as ups, those of the same outputs; past the end it reads the first ones again.
+    outs = (start + places % half) % size + places // half * size
+    sums = rounded(sums_of(x, weight, outs, rows, is_row, in_size, BLOCK_IN, IN_FLOAT32), dtype).to(tl.float32)
+    gate, up = tl.split(tl.permute(tl.reshape(sums, [2, half, rows.shape[0]]), (1, 2, 0)))
+    return start + tl.arange(0, half), gated(gate, up, dtype)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _gated_product(
     x,  # [num_rows, in_size]
@@ -22,17 +46,12 @@ def _gated_product(
     BLOCK_IN: tl.constexpr,
     IN_FLOAT32: tl.constexpr,
 ):
-    dtype = output.dtype.element_ty
-    half: tl.constexpr = BLOCK_OUT // 2
-    start, rows, places = tl.program_id(0) * half, tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_OUT)
+    rows = tl.arange(0, BLOCK_ROWS)
     is_row = rows < num_rows
-    # A tile is of as many gates as ups, those of the same outputs; past the end it reads the first ones again.
-    outs = (start + places % half) % size + places // half * size
-    sums = rounded(sums_of(x, weight, outs, rows, is_row, in_size, BLOCK_IN, IN_FLOAT32), dtype).to(tl.float32)
-    gate, up = tl.split(tl.permute(tl.reshape(sums, [2, half, BLOCK_ROWS]), (1, 2, 0)))
-    columns = start + tl.arange(0, half)
+    dtype = output.dtype.element_ty
+    columns, values = gates_of(x, weight, tl.program_id(0), rows, is_row, in_size, size, dtype, BLOCK_OUT, BLOCK_IN, IN_FLOAT32)
     is_wanted = is_row[None, :] & (columns < size)[:, None]
-    tl.store(output + rows[None, :].to(tl.int64) * size + columns[:, None], gated(gate, up, dtype), mask=is_wanted)
+    tl.store(output + rows[None, :].to(tl.int64) * size + columns[:, None], values, mask=is_wanted)
 
 
 def gated_product(x: Tensor, weight: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded, rounded
-from eagle_rt.kernels.triton.silu_and_mul import gated
+from eagle_rt.kernels.triton.gated_product import gates_of
 from eagle_rt.kernels.triton.wide_product import sums_of
 
 BLOCK_OUT, MOST_BLOCK_IN, LEAST_BLOCK_IN, MOST_BLOCK_ROWS = 64, 128, 16, 64
@@ -67,22 +67,16 @@ def _gate(
     IN_FLOAT32: tl.constexpr,
 ):
     dtype = output.dtype.element_ty
-    half: tl.constexpr = BLOCK_OUT // 2
     expert, group, count = group_of(experts, groups, counts, num_rows, FROM_PAIRS)
-    start, places = tl.program_id(1) * half, tl.arange(0, BLOCK_OUT)
-    # A tile is of as many gates as ups, those of the same outputs; past the end it reads the first ones again.
-    outs = (start + places % half) % size + places // half * size
-    columns = start + tl.arange(0, half)
+    own, tile = weight + expert * 2 * size * in_size, tl.program_id(1)
     for first in range(0, count, BLOCK_ROWS):
         numbers = first + tl.arange(0, BLOCK_ROWS)
         is_row = numbers < count
         pairs = tl.load(group + numbers, mask=is_row, other=0).to(tl.int64)
-        own = weight + expert * 2 * size * in_size
-        sums = sums_of(x, own, outs, pairs // TOP_K, is_row, in_size, BLOCK_IN, IN_FLOAT32)
-        sums = rounded(sums, dtype).to(tl.float32)
-        gate, up = tl.split(tl.permute(tl.reshape(sums, [2, half, BLOCK_ROWS]), (1, 2, 0)))
+        rows = pairs // TOP_K
+        columns, values = gates_of(x, own, tile, rows, is_row, in_size, size, dtype, BLOCK_OUT, BLOCK_IN, IN_FLOAT32)
         is_wanted = is_row[None, :] & (columns < size)[:, None]
-        tl.store(output + pairs[None, :] * size + columns[:, None], gated(gate, up, dtype), mask=is_wanted)
+        tl.store(output + pairs[None, :] * size + columns[:, None], values, mask=is_wanted)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -103,12 +97,11 @@ def _down(
     IN_FLOAT32: tl.constexpr,
 ):
     expert, group, count = group_of(experts, groups, counts, num_rows, FROM_PAIRS)
-    outs = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    own, outs = weight + expert * out_size * in_size, tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     for first in range(0, count, BLOCK_ROWS):
         numbers = first + tl.arange(0, BLOCK_ROWS)
         is_row = numbers < count
         pairs = tl.load(group + numbers, mask=is_row, other=0).to(tl.int64)
-        own = weight + expert * out_size * in_size
         # Tiles past the end read the first outputs again, so that no load of the weight is masked.
         sums = sums_of(x, own, outs % out_size, pairs, is_row, in_size, BLOCK_IN, IN_FLOAT32)
         is_wanted = is_row[None, :] & (outs < out_size)[:, None]
