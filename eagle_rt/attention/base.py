@@ -21,11 +21,12 @@ class AttentionBackend(Protocol):
         """What all layers of this pass share: the cache, masks, lengths, work lists."""
         ...
 
-    def run(self, queries: Tensor, layer: int, plan: Any, window: int | None) -> Tensor:
+    def run(self, queries: Tensor, layer: int, plan: Any, window: int | None, sinks: Tensor | None = None) -> Tensor:
         """Attention of queries [T, query heads, head_dim] over their sequences' cached rows; the same shape comes back.
 
         The rows of this pass are already in the pool. Query heads share key heads in groups. `window` bounds how far back a
-        query sees, itself included.
+        query sees, itself included. `sinks` [query heads] float32 are logits beside those of what is seen: each takes a share of its
+        head's softmax and adds nothing (OpenAI, gpt-oss model card, 2025, section 2.2; after Xiao et al., 2023).
         """
         ...
 

@@ -29,11 +29,13 @@ class CachedAttention:
         """What compiled functions need to run attention themselves, if they can."""
         return self._backend.whole_layers(self._plan) if isinstance(self._backend, WholeLayers) else None
 
-    def __call__(self, layer: int, queries: Tensor, keys_and_values: Tensor | None, window: int | None) -> Tensor:
+    def __call__(
+        self, layer: int, queries: Tensor, keys_and_values: Tensor | None, window: int | None, sinks: Tensor | None = None
+    ) -> Tensor:
         """[T, heads, head_dim] from queries of that shape and [T, 2, kv heads, head_dim], None where those are cached already."""
         if keys_and_values is not None:
             self._pool.write(layer, self._batch.slots, keys_and_values)
-        return self._backend.run(queries, layer, self._plan, window)
+        return self._backend.run(queries, layer, self._plan, window, sinks)
 
 
 _current: list[CachedAttention] = []
@@ -50,12 +52,14 @@ def attending(attention: CachedAttention) -> Iterator[None]:
 
 
 @torch.library.custom_op("eagle_rt::attend", mutates_args=())
-def opaque_attend(layer: int, queries: Tensor, keys_and_values: Tensor, window: int | None) -> Tensor:
+def opaque_attend(
+    layer: int, queries: Tensor, keys_and_values: Tensor, window: int | None, sinks: Tensor | None = None
+) -> Tensor:
     """`CachedAttention` as an operator. That it also writes the cache is nothing that a compiler needs to know: no other
     operator reads it, and layers follow each other by what they return."""
-    return _current[-1](layer, queries, keys_and_values, window).contiguous()
+    return _current[-1](layer, queries, keys_and_values, window, sinks).contiguous()
 
 
 @opaque_attend.register_fake
-def _(layer: int, queries: Tensor, keys_and_values: Tensor, window: int | None) -> Tensor:
+def _(layer: int, queries: Tensor, keys_and_values: Tensor, window: int | None, sinks: Tensor | None = None) -> Tensor:
     return torch.empty_like(queries, memory_format=torch.contiguous_format)

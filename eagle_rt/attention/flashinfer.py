@@ -1,5 +1,6 @@
 """Attention by FlashInfer's fa2 prefill kernel, which takes tree masks (Ye et al., 2025); planned on the host for every pass."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -66,11 +67,17 @@ class FlashInferAttention:
     def plan(self, batch: Batch, pool: KVPool) -> FlashInferPlan:
         return FlashInferPlan(self._make_wrapper, batch, pool)
 
-    def run(self, queries: Tensor, layer: int, plan: FlashInferPlan, window: int | None) -> Tensor:
+    def run(self, queries: Tensor, layer: int, plan: FlashInferPlan, window: int | None, sinks: Tensor | None = None) -> Tensor:
         queries = queries.contiguous()
         # [slots, 2, rows of a page, heads, head_dim]
         cache = plan.pool.storage[layer].unsqueeze(2)
-        return plan.wrapper(queries, window).run(queries, cache, out=torch.empty_like(queries))
+        wrapper, out = plan.wrapper(queries, window), torch.empty_like(queries)
+        if sinks is None:
+            return wrapper.run(queries, cache, out=out)
+        # Of the softmax's denominator, which is told as its logarithm to the base 2, the sink has a part.
+        attended, log2_total = wrapper.run(queries, cache, out=out, return_lse=True)
+        share = torch.sigmoid(log2_total * math.log(2) - sinks)
+        return (attended * share[..., None]).to(queries.dtype)
 
 
 def flat_mask(batch: Batch, rows: HostRows, window: int | None) -> Tensor:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from eagle_rt.attention.filled import filled
+from eagle_rt.attention.reference import attend
 from eagle_rt.batch import NO_SLOTS, NOTHING_SEEN, Batch, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
 
@@ -76,13 +76,13 @@ class GroupedAttention:
         groups = tuple(self._group(batch, pool, members, known) for members in together(counts, batch.rows.kv_lens))
         return GroupedPlan(pool, groups, self._buffer(pool, max(0 if own.slots is None else len(own.slots) for own in groups)))
 
-    def run(self, queries: Tensor, layer: int, plan: GroupedPlan, window: int | None) -> Tensor:
+    def run(self, queries: Tensor, layer: int, plan: GroupedPlan, window: int | None, sinks: Tensor | None = None) -> Tensor:
         if len(plan.groups) == 1:  # which are in order
-            return run_group(queries, layer, plan, plan.groups[0], window)
+            return run_group(queries, layer, plan, plan.groups[0], window, sinks)
         output = torch.empty_like(queries, memory_format=torch.contiguous_format)
         for group in plan.groups:
             assert group.outputs is not None
-            output.index_copy_(0, group.outputs, run_group(queries, layer, plan, group, window))
+            output.index_copy_(0, group.outputs, run_group(queries, layer, plan, group, window, sinks))
         return output
 
     def _buffer(self, pool: KVPool, num_rows: int) -> Tensor:
@@ -176,7 +176,9 @@ def with_mask(bias: Tensor, mask: Tensor, lengths: list[int]) -> Tensor:
     return bias.scatter(3, columns, torch.zeros_like(mask, dtype=bias.dtype).masked_fill_(~mask, -torch.inf)[:, None])
 
 
-def run_group(queries: Tensor, layer: int, plan: GroupedPlan, group: Group, window: int | None) -> Tensor:
+def run_group(
+    queries: Tensor, layer: int, plan: GroupedPlan, group: Group, window: int | None, sinks: Tensor | None
+) -> Tensor:
     """[R, heads, head_dim] for the R queries of a group."""
     num_members, num_queries, _ = group.shape
     num_heads, head_dim = queries.shape[1:]
@@ -192,11 +194,12 @@ def run_group(queries: Tensor, layer: int, plan: GroupedPlan, group: Group, wind
     if shared > 1 and num_queries <= MANY_QUERIES and (num_queries == 1 or queries.dtype != torch.float32):
         own = own.view(num_members, num_queries, -1, shared, head_dim).transpose(1, 2).flatten(2, 3)
         bias = bias_of(group, window, shared if num_queries > 1 else 1, queries.dtype)
-        attended = functional.scaled_dot_product_attention(own, keys, values, attn_mask=bias)
+        own_sinks = None if sinks is None else sinks.view(-1, 1, shared).expand(-1, num_queries, shared).flatten(1)
+        attended = attend(own, keys, values, bias, own_sinks)
         attended = attended.unflatten(2, (num_queries, shared)).transpose(1, 2).reshape(-1, num_heads, head_dim)
     else:
         own, bias = own.transpose(1, 2), bias_of(group, window, 1, queries.dtype)
-        attended = functional.scaled_dot_product_attention(own, keys, values, attn_mask=bias, enable_gqa=True)
+        attended = attend(own, keys, values, bias, None if sinks is None else sinks[:, None])
         attended = attended.transpose(1, 2).reshape(-1, num_heads, head_dim)
     return attended if group.kept is None else attended.index_select(0, group.kept)
 

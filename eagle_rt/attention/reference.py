@@ -39,8 +39,8 @@ class ReferenceAttention:
     def plan(self, batch: Batch, pool: KVPool) -> ReferencePlan:
         return ReferencePlan(pool, tuple(sequence_plan(batch, b, self._dtype) for b in range(batch.batch_size)))
 
-    def run(self, queries: Tensor, layer: int, plan: ReferencePlan, window: int | None) -> Tensor:
-        return torch.cat([run_sequence(queries[own.rows], plan.pool, layer, own, window) for own in plan.sequences])
+    def run(self, queries: Tensor, layer: int, plan: ReferencePlan, window: int | None, sinks: Tensor | None = None) -> Tensor:
+        return torch.cat([run_sequence(queries[own.rows], plan.pool, layer, own, window, sinks) for own in plan.sequences])
 
 
 def sequence_plan(batch: Batch, b: int, dtype: torch.dtype) -> SequencePlan:
@@ -53,7 +53,9 @@ def sequence_plan(batch: Batch, b: int, dtype: torch.dtype) -> SequencePlan:
     return SequencePlan(rows, kv_slots, bias, batch.positions[rows])
 
 
-def run_sequence(queries: Tensor, pool: KVPool, layer: int, sequence: SequencePlan, window: int | None) -> Tensor:
+def run_sequence(
+    queries: Tensor, pool: KVPool, layer: int, sequence: SequencePlan, window: int | None, sinks: Tensor | None = None
+) -> Tensor:
     keys, values = pool.read(layer, sequence.kv_slots)
     bias, kv_len = sequence.bias, keys.shape[2]
     if window is not None and kv_len > window:
@@ -62,8 +64,21 @@ def run_sequence(queries: Tensor, pool: KVPool, layer: int, sequence: SequencePl
         if bias is None:
             bias = torch.zeros(distances.shape, dtype=queries.dtype, device=keys.device)
         bias = bias.masked_fill(distances >= window, -torch.inf)
-    attended = functional.scaled_dot_product_attention(queries.transpose(0, 1)[None], keys, values, attn_mask=bias, enable_gqa=True)
+    attended = attend(queries.transpose(0, 1)[None], keys, values, bias, None if sinks is None else sinks[:, None])
     return attended[0].transpose(0, 1)
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, sinks: Tensor | None = None) -> Tensor:
+    """torch's attention of queries [n, heads, Q, head_dim], which share keys and values [n, kv heads, K, head_dim] in groups; bias:
+    [n, 1, Q, K] or less. sinks: [heads, Q], or one for all queries of a head; a key of no direction scores what the bias says, and
+    there its value is nothing."""
+    if sinks is not None:
+        shape = (*queries.shape[:3], keys.shape[2])
+        seen = queries.new_zeros(1, 1, 1, 1) if bias is None else bias
+        bias = torch.cat((seen.expand(shape), sinks.to(queries.dtype)[..., None].expand(*shape[:3], 1)), dim=3)
+        keys, values = (functional.pad(own, (0, 0, 0, 1)) for own in (keys, values))
+    shares = queries.shape[1] != keys.shape[1]
+    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, enable_gqa=shares)
 
 
 def visible_rows(batch: Batch, b: int, kv_len: int) -> Tensor | None:

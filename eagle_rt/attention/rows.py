@@ -15,7 +15,7 @@ from eagle_rt.attention.reference import SequencePlan, run_sequence, sequence_pl
 from eagle_rt.batch import NOTHING_SEEN, Batch, HostMask, HostRows, MaskWords
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.compiled import compiled
-from eagle_rt.kernels.cpu.row_attention import row_attention
+from eagle_rt.kernels.cpu.row_attention import row_attention, sinks_for
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import LANES
 
@@ -57,7 +57,7 @@ class RowPlan:
         return self.lows[window]
 
     def seen_rows(self) -> tuple[NDArray, ...]:
-        """What `row_attention` takes beside queries, cache, outputs and lows."""
+        """What `row_attention` takes beside queries, cache, outputs, sinks and lows."""
         return self.rows, self.bounds, self.prefixes, self.widths, self.seen, self.firsts, self.table
 
 
@@ -90,13 +90,14 @@ class RowAttention(WholeLayers):
     def whole_layers(self, plan: RowPlan) -> RowPlan | None:
         return None if plan.alone else plan
 
-    def run(self, queries: Tensor, layer: int, plan: RowPlan, window: int | None) -> Tensor:
+    def run(self, queries: Tensor, layer: int, plan: RowPlan, window: int | None, sinks: Tensor | None = None) -> Tensor:
         queries = queries.contiguous()
         outputs, pairs = torch.empty_like(queries), PAIRS[self._dtype]
         own_queries, own_outputs = queries.view(pairs).numpy(), outputs.view(pairs).numpy()
-        row_attention(own_queries, plan.cache[layer], own_outputs, plan.lows_of(window), *plan.seen_rows())
+        own_sinks = sinks_for(sinks, queries.shape[1])
+        row_attention(own_queries, plan.cache[layer], own_outputs, own_sinks, plan.lows_of(window), *plan.seen_rows())
         for own in plan.alone:
-            outputs[own.rows] = run_sequence(queries[own.rows], plan.pool, layer, own, window)
+            outputs[own.rows] = run_sequence(queries[own.rows], plan.pool, layer, own, window, sinks)
         return outputs
 
 

@@ -40,7 +40,7 @@ class TritonAttention:
             masks, queries_of = mask_words(to_device(mask.visible, device)), ragged(batch, counts, mask)
         return TritonPlan(pool.storage, rows, queries_of, masks, batch.positions)
 
-    def run(self, queries: Tensor, layer: int, plan: TritonPlan, window: int | None) -> Tensor:
+    def run(self, queries: Tensor, layer: int, plan: TritonPlan, window: int | None, sinks: Tensor | None = None) -> Tensor:
         return tree_attention(
             queries,
             plan.storage[layer],
@@ -51,6 +51,7 @@ class TritonAttention:
             plan.positions,
             page_size=plan.rows.page_size,
             window=window,
+            sinks=sinks,
         )
 
 

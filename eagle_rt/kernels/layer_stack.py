@@ -12,6 +12,7 @@ from eagle_rt.kernels.cpu.feed_forward import GateWeights
 from eagle_rt.kernels.cpu.layer import LayerWeights
 from eagle_rt.kernels.cpu.layers import RunWeights, layers
 from eagle_rt.kernels.cpu.multiply import Weights
+from eagle_rt.kernels.cpu.row_attention import sinks_for
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import array_of
 from eagle_rt.kernels.panel_product import ProductStack
@@ -31,6 +32,7 @@ class LayerStack:
             qkv,
             array_of(torch.stack([head_norms(layer) for layer in parts])),
             np.float32(parts[0].query_norm.eps if parts[0].query_norm else 0.0),
+            np.stack([sinks_for(layer.sinks, layer.num_heads) for layer in parts]),
             output,
             array_of(torch.stack([norm.weight for norm in before_gate])),
             np.float32(before_gate[0].eps),

@@ -18,7 +18,7 @@ class SeenRows(Protocol):
     """What the attention of one pass goes by."""
 
     def seen_rows(self) -> tuple[NDArray, ...]:
-        """What `cpu.row_attention` takes beside queries, cache, outputs and lows."""
+        """What `cpu.row_attention` takes beside queries, cache, outputs, sinks and lows."""
         ...
 
     def lows_of(self, window: int | None) -> NDArray:
@@ -52,17 +52,20 @@ def whole_pass(cos: Tensor, sin: Tensor, storage: Tensor, slots: Tensor, seen: S
 @dataclass(frozen=True)
 class LayerParts:
     """What a decoder layer is made of: products of queries, keys and values, of the output, and of the feed-forward part; norms of
-    queries and keys, if there are any, and the one before the feed-forward part; and how far back its attention sees.
+    queries and keys, if there are any, and the one before the feed-forward part; and for how many heads, how far back and with which
+    sinks its attention sees, see `AttentionBackend.run`.
 
     routing: of experts, how many a row takes, and whether what they count adds up to one; None where there are no experts. Their
     products are those of the router, of gates and ups, and of downs; otherwise they are of gate and up, and of down.
     """
 
     products: "tuple[OpaqueProduct | ProductStack | None, ...]"
+    num_heads: int
     query_norm: RMSNorm | None
     key_norm: RMSNorm | None
     feed_forward_norm: RMSNorm
     window: int | None
+    sinks: Tensor | None
     routing: tuple[int, bool] | None = None
 
 

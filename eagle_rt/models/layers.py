@@ -70,12 +70,13 @@ class Linear:
         return dispatch.triton_kernel(name, x) if self._is_wide and len(x) <= WIDE_ROWS else None
 
 
-Attend = Callable[[int, Tensor, Tensor | None, int | None], Tensor]
+Attend = Callable[[int, Tensor, Tensor | None, int | None, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
 class PassContext:
-    """What every layer of one pass shares: the positions' angles, and `attend(layer, queries, keys_and_values, window)`.
+    """What every layer of one pass shares: the positions' angles, and `attend(layer, queries, keys_and_values, window,
+    sinks)`.
 
     cache: the pool, and the slots [T] of this pass, where one kernel turns queries and keys and writes to the cache; the layers
     then have no keys and values to hand to `attend`. whole: what functions for whole layers need, where there are such.
@@ -102,12 +103,14 @@ class Attention:
     """Grouped-query attention on a paged cache. `input_size` is the hidden size, or twice that in an EAGLE-3 head."""
 
     def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape, input_size: int, window: int | None) -> None:
-        self._heads, self._kv_heads, self._head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        self.num_heads, self._kv_heads, self._head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         self.window = window
         sizes = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads}
         names = {f"{prefix}.{part}_proj": heads * shape.head_dim for part, heads in sizes.items()}
         self.qkv = merged_linear(checkpoint, names, input_size)
         self.output = linear(checkpoint, f"{prefix}.o_proj", shape.hidden_size, shape.num_heads * shape.head_dim)
+        sinks = checkpoint.take_optional(f"{prefix}.sinks", (shape.num_heads,))
+        self.sinks = None if sinks is None else sinks.float()
         query_norm = checkpoint.take_optional(f"{prefix}.q_norm.weight", (shape.head_dim,))
         self.query_norm = self.key_norm = None
         if query_norm is not None:
@@ -123,19 +126,19 @@ class Attention:
     def __call__(self, x: Tensor, layer: int, context: PassContext) -> Tensor:
         qkv = self.qkv(x).view(len(x), -1, self._head_dim)
         queries, keys_and_values = self._turn(qkv, layer, context)
-        attended = context.attend(layer, queries, keys_and_values, self.window)
+        attended = context.attend(layer, queries, keys_and_values, self.window, self.sinks)
         return self.output(attended.flatten(1))
 
     def _turn(self, qkv: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor | None]:
         """Normed and rotated queries [T, heads, head_dim], and keys and values [T, 2, kv heads, head_dim] if not yet cached."""
         if context.cache:
             return self._turn_and_write(qkv, layer, context, *context.cache), None
-        num_turned = self._heads + self._kv_heads
+        num_turned = self.num_heads + self._kv_heads
         if self.query_norm and self.key_norm:
-            qkv[:, : self._heads] = self.query_norm(qkv[:, : self._heads])
-            qkv[:, self._heads : num_turned] = self.key_norm(qkv[:, self._heads : num_turned])
+            qkv[:, : self.num_heads] = self.query_norm(qkv[:, : self.num_heads])
+            qkv[:, self.num_heads : num_turned] = self.key_norm(qkv[:, self.num_heads : num_turned])
         qkv[:, :num_turned] = rotate(qkv[:, :num_turned], context.cos, context.sin)
-        return qkv[:, : self._heads], qkv[:, self._heads :].unflatten(1, (2, self._kv_heads))
+        return qkv[:, : self.num_heads], qkv[:, self.num_heads :].unflatten(1, (2, self._kv_heads))
 
     def _turn_and_write(self, qkv: Tensor, layer: int, context: PassContext, pool: KVPool, slots: Tensor) -> Tensor:
         rotate_and_write = dispatch.kernel_for("rotate_and_write", qkv)
@@ -143,7 +146,7 @@ class Attention:
         weights, eps = None, 0.0
         if self.query_norm and self.key_norm:
             weights, eps = (self.query_norm.weight, self.key_norm.weight), self.query_norm.eps
-        return rotate_and_write(qkv, self._heads, context.cos, context.sin, weights, eps, pool.storage[layer], slots)
+        return rotate_and_write(qkv, self.num_heads, context.cos, context.sin, weights, eps, pool.storage[layer], slots)
 
 
 class FeedForward:
@@ -200,7 +203,7 @@ class Block:
         attention, feed_forward = self.attention, self.feed_forward
         products = (attention.qkv.product, attention.output.product, *feed_forward.products)
         norms = attention.query_norm, attention.key_norm, self.feed_forward_norm
-        return LayerParts(products, *norms, attention.window, feed_forward.routing)
+        return LayerParts(products, attention.num_heads, *norms, attention.window, attention.sinks, feed_forward.routing)
 
     def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor]:
         """(x after the attention, what the feed-forward part adds to it): the next norm takes both."""

@@ -94,7 +94,7 @@ def fit(args: argparse.Namespace) -> None:
         print("\n".join(trainer.memory()), file=sys.stderr)
     trainer.run(args.run_dir)
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # a process that ends with its threads running may be aborted
+        torch.distributed.destroy_process_group()
 
 
 def start_processes(device: str) -> int:
@@ -140,4 +140,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if "LOCAL_RANK" in os.environ:
+        # A process that has been of a group is aborted now and then while it tears down what torch leaves, its work all done.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

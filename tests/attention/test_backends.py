@@ -1,6 +1,7 @@
 """Every backend serves the same text."""
 
 import importlib.util
+import math
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +71,8 @@ class WrapperOnPaper:
         self.query_starts, self.kv_starts, self.slots = query_starts.tolist(), kv_starts.tolist(), slots.tolist()
         self.group, self.options = heads // kv_heads, options
 
-    def run(self, queries, cache, out):
+    def run(self, queries, cache, out, return_lse=False):
+        log2_total = torch.empty(queries.shape[:2])
         assert cache.shape[1:3] == (2, 1)
         bit = 0
         for start, stop, kv_start, kv_stop in zip(
@@ -88,15 +90,17 @@ class WrapperOnPaper:
                 chosen = [slot for slot, sees in zip(rows, seen, strict=True) if sees]
                 for head in range(queries.shape[1]):
                     keys, values = cache[chosen, 0, 0, head // self.group], cache[chosen, 1, 0, head // self.group]
-                    weights = (keys @ queries[row, head] / queries.shape[2] ** 0.5).softmax(0)
-                    out[row, head] = weights @ values
+                    scores = keys @ queries[row, head] / queries.shape[2] ** 0.5
+                    out[row, head] = scores.softmax(0) @ values
+                    log2_total[row, head] = scores.logsumexp(0) / math.log(2)
         assert self.options["custom_mask"] is None or bit == len(self.options["custom_mask"])
-        return out
+        return (out, log2_total) if return_lse else out
 
 
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("is_tree", [False, True])
-def test_flashinfer_is_asked_for_what_torch_computes(is_tree: bool, window: int | None) -> None:
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -2.0, 3.0, 40.0])], ids=["", "sinks"])
+def test_flashinfer_is_asked_for_what_torch_computes(sinks: torch.Tensor | None, is_tree: bool, window: int | None) -> None:
     """As far as a machine without a GPU can tell."""
     generator = torch.Generator().manual_seed(0)
     pool = KVPool(2, 40, 2, 8, torch.float32, "cpu")
@@ -110,7 +114,7 @@ def test_flashinfer_is_asked_for_what_torch_computes(is_tree: bool, window: int 
     batch = Batch(positions, positions, positions, (0, 3, 6), rows, mask)
     queries = torch.randn(6, 4, 8, generator=generator)
     expected, found = (
-        backend.run(queries, 1, backend.plan(batch, pool), window)
+        backend.run(queries, 1, backend.plan(batch, pool), window, sinks)
         for backend in (ReferenceAttention(torch.float32), FlashInferAttention(WrapperOnPaper))
     )
     torch.testing.assert_close(found, expected)

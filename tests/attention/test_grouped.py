@@ -70,7 +70,13 @@ def random_batch(sizes: list[tuple[int, int, int, bool]], kind: str, seed: int) 
 
 
 def both(
-    kind: type[GroupedAttention | RowAttention], batch: Batch, dtype: torch.dtype, shared: int, window: int | None
+    kind: type[GroupedAttention | RowAttention],
+    batch: Batch,
+    dtype: torch.dtype,
+    shared: int,
+    window: int | None,
+    *,
+    has_sinks: bool = False,
 ) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     pool = KVPool(2, NUM_SLOTS, 2, HEAD_DIM, dtype, "cpu")
@@ -82,10 +88,11 @@ def both(
     queries = torch.randn(len(batch.positions), 2 * shared + 4, HEAD_DIM, generator=generator).to(dtype)[:, : 2 * shared]
     reference, ours = ReferenceAttention(dtype), kind(dtype)
     plan = ours.plan(batch, pool)
-    expected = torch.stack([reference.run(queries, layer, reference.plan(batch, pool), window) for layer in (0, 1)])
+    sinks = 3 * torch.randn(2, 2 * shared, generator=generator) if has_sinks else (None, None)
+    expected = torch.stack([reference.run(queries, layer, reference.plan(batch, pool), window, sinks[layer]) for layer in (0, 1)])
     # A layer that looks back only so far, between two that see everything.
     ours.run(queries, 0, plan, None if window else 5)
-    return torch.stack([ours.run(queries, layer, plan, window) for layer in (0, 1)]), expected
+    return torch.stack([ours.run(queries, layer, plan, window, sinks[layer]) for layer in (0, 1)]), expected
 
 
 SIZES = st.tuples(st.integers(0, 30), st.integers(1, 8), st.integers(0, 3), st.booleans())
@@ -99,9 +106,12 @@ SIZES = st.tuples(st.integers(0, 30), st.integers(1, 8), st.integers(0, 3), st.b
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     shared=st.sampled_from([1, 3]),
     window=st.sampled_from([None, 6]),
+    has_sinks=st.booleans(),
     seed=st.integers(0, 99),
 )
-@example(sizes=[(5, 1, 0, True), (9, 1, 0, False)], kind="causal", dtype=torch.float32, shared=1, window=None, seed=0)
+@example(
+    sizes=[(5, 1, 0, True), (9, 1, 0, False)], kind="causal", dtype=torch.float32, shared=1, window=None, has_sinks=False, seed=0
+)
 def test_all_at_once_equals_one_by_one(
     backend: type[GroupedAttention | RowAttention],
     sizes: list[tuple[int, int, int, bool]],
@@ -109,11 +119,12 @@ def test_all_at_once_equals_one_by_one(
     dtype: torch.dtype,
     shared: int,
     window: int | None,
+    has_sinks: bool,
     seed: int,
 ) -> None:
     if kind == "alike":
         sizes = [(num_cached, sizes[0][1], sizes[0][2], is_run) for num_cached, _, _, is_run in sizes]
-    found, expected = both(backend, random_batch(sizes, kind, seed), dtype, shared, window)
+    found, expected = both(backend, random_batch(sizes, kind, seed), dtype, shared, window, has_sinks=has_sinks)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 

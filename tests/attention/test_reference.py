@@ -21,13 +21,17 @@ BACKENDS = pytest.mark.parametrize(
 )
 
 
-def spelled_out(query: Tensor, keys: Tensor, values: Tensor, seen: list[int]) -> Tensor:
+SINKS = pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -2.0, 3.0, 40.0, -90.0, 0.0])], ids=["", "sinks"])
+
+
+def spelled_out(query: Tensor, keys: Tensor, values: Tensor, seen: list[int], sinks: Tensor | None) -> Tensor:
     """[HEADS, HEAD_DIM] for one query that sees some rows of its sequence."""
     outputs = []
     for head in range(HEADS):
         kv_head = head // (HEADS // KV_HEADS)
         scores = torch.stack([query[head] @ keys[row, kv_head] / math.sqrt(HEAD_DIM) for row in seen])
-        outputs.append(sum(weight * values[row, kv_head] for weight, row in zip(scores.softmax(0), seen, strict=True)))
+        shares = scores.softmax(0) if sinks is None else torch.cat((scores, sinks[head : head + 1])).softmax(0)[:-1]
+        outputs.append(sum(weight * values[row, kv_head] for weight, row in zip(shares, seen, strict=True)))
     return torch.stack(outputs)
 
 
@@ -39,8 +43,11 @@ def random_pool(num_slots: int) -> KVPool:
 
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("scattered", [False, True])
+@SINKS
 @BACKENDS
-def test_causal_chunks_of_several_sequences(backend: AttentionBackend, scattered: bool, window: int | None) -> None:
+def test_causal_chunks_of_several_sequences(
+    backend: AttentionBackend, sinks: Tensor | None, scattered: bool, window: int | None
+) -> None:
     pool = random_pool(40)
     lengths, chunk_sizes = (9, 5, 7), (4, 1, 7)
     order = torch.randperm(40) if scattered else torch.arange(40)
@@ -58,19 +65,20 @@ def test_causal_chunks_of_several_sequences(backend: AttentionBackend, scattered
         tree_mask=None,
     )
     queries = torch.randn(starts[-1], HEADS, HEAD_DIM)
-    output = backend.run(queries, 0, backend.plan(batch, pool), window)
+    output = backend.run(queries, 0, backend.plan(batch, pool), window, sinks)
     for b, own in enumerate(slots):
         keys, values = pool.storage[0, own].unbind(1)
         for row in range(starts[b], starts[b + 1]):
             position = int(positions[row])
             first = 0 if window is None else max(0, position - window + 1)
-            expected = spelled_out(queries[row], keys, values, list(range(first, position + 1)))
+            expected = spelled_out(queries[row], keys, values, list(range(first, position + 1)), sinks)
             torch.testing.assert_close(output[row], expected)
 
 
 @pytest.mark.parametrize("num_columns", [3, 5], ids=["the queries' own rows", "and rows fed before them"])
+@SINKS
 @BACKENDS
-def test_tree_rows_see_the_text_and_what_the_mask_says(backend: AttentionBackend, num_columns: int) -> None:
+def test_tree_rows_see_the_text_and_what_the_mask_says(backend: AttentionBackend, sinks: Tensor | None, num_columns: int) -> None:
     pool = random_pool(30)
     mask = torch.rand(2, 3, num_columns) < 0.5
     for query in range(3):
@@ -85,10 +93,10 @@ def test_tree_rows_see_the_text_and_what_the_mask_says(backend: AttentionBackend
         tree_mask=mask,
     )
     queries = torch.randn(6, HEADS, HEAD_DIM)
-    output = backend.run(queries, 0, backend.plan(batch, pool), None)
+    output = backend.run(queries, 0, backend.plan(batch, pool), None, sinks)
     for b, first_slot in enumerate((0, 15)):
         keys, values = pool.storage[0, first_slot : first_slot + lengths[b]].unbind(1)
         prefix = lengths[b] - num_columns
         for query in range(3):
             seen = list(range(prefix)) + [prefix + column for column in range(num_columns) if mask[b, query, column]]
-            torch.testing.assert_close(output[3 * b + query], spelled_out(queries[3 * b + query], keys, values, seen))
+            torch.testing.assert_close(output[3 * b + query], spelled_out(queries[3 * b + query], keys, values, seen, sinks))

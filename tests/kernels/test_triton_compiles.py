@@ -25,10 +25,10 @@ for module, name, types, constants in eval(sys.argv[1]):
     assert len(compiled.asm["cubin"]) > 0
 """
 KERNELS = [
-    ("tree_attention", "_attend", "*bf16 " * 2 + "*i32 " * 4 + "*i64 " * 2 + "*fp32 " * 2 + "fp32" + " i32" * 6,
-     (4, 8, 128, 128, 16, 1, 0, 8, 32, 64, 64, False, False, False)),
-    ("tree_attention", "_attend", "*fp16 " * 2 + "*i32 " * 4 + "*i64 " * 2 + "*fp16 " * 2 + "fp32" + " i32" * 6,
-     (4, 8, 80, 128, 1, 0, 64, 1, 16, 64, 64, True, False, False)),
+    ("tree_attention", "_attend", "*bf16 " * 2 + "*i32 " * 4 + "*i64 " * 2 + "*fp32 " * 3 + "fp32" + " i32" * 6,
+     (4, 8, 128, 128, 16, 1, 0, 8, 32, 64, 64, False, False, True, False)),
+    ("tree_attention", "_attend", "*fp16 " * 2 + "*i32 " * 4 + "*i64 " * 3 + "*fp16 " * 2 + "fp32" + " i32" * 6,
+     (4, 8, 80, 128, 1, 0, 64, 1, 16, 64, 64, True, False, False, False)),
     ("tree_attention", "_join", "*fp32 *fp32 *bf16", (128, 128, 8)),
     ("add_rms_norm", "_add_rms_norm", "*bf16 " * 5 + "fp32", (4096, 4096, True)),
     ("silu_and_mul", "_silu_and_mul", "*bf16 *bf16", (14336, 1024)),

@@ -41,14 +41,24 @@ def random_case(
     )
 
 
-def check(batch: Batch, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, window: int | None = None) -> None:
+def check(
+    batch: Batch,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    window: int | None = None,
+    has_sinks: bool = False,
+) -> None:
     generator = torch.Generator().manual_seed(1)
     pool = KVPool(2, sum(batch.rows.kv_lens), kv_heads, head_dim, dtype, DEVICE)
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
     queries = torch.randn(len(batch.tokens), heads, head_dim, generator=generator).to(DEVICE, dtype)
     reference, ours = ReferenceAttention(dtype), TritonAttention()
-    expected = reference.run(queries, 1, reference.plan(batch, pool), window)
-    found = ours.run(queries, 1, ours.plan(batch, pool), window)
+    sinks = 3 * torch.randn(heads, generator=generator).to(DEVICE) if has_sinks else None
+    expected = reference.run(queries, 1, reference.plan(batch, pool), window, sinks)
+    found = ours.run(queries, 1, ours.plan(batch, pool), window, sinks)
     torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
@@ -61,6 +71,7 @@ def check(batch: Batch, *, heads: int, kv_heads: int, head_dim: int, dtype: torc
     kv_heads=st.integers(1, 2),
     head_dim=st.sampled_from([16, 80, 96]),
     window=st.sampled_from([None, 5, 40]),
+    has_sinks=st.booleans(),
     scattered=st.booleans(),
     seed=st.integers(0, 1000),
 )
@@ -72,6 +83,7 @@ def test_any_shape(
     kv_heads: int,
     head_dim: int,
     window: int | None,
+    has_sinks: bool,
     scattered: bool,
     seed: int,
 ) -> None:
@@ -84,6 +96,7 @@ def test_any_shape(
         head_dim=head_dim,
         dtype=torch.float32,
         window=window,
+        has_sinks=has_sinks,
     )
 
 

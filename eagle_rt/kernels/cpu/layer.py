@@ -20,11 +20,13 @@ from eagle_rt.kernels.cpu.vectors import pairs_of
 
 
 class LayerWeights(NamedTuple):
-    """head_norms: [2, head_dim] those of queries and keys, or [2, 0]. Norms are an `array_of`."""
+    """head_norms: [2, head_dim] those of queries and keys, or [2, 0]. Norms are an `array_of`. sinks: [heads] as `row_attention` takes
+    them."""
 
     qkv: Weights
     head_norms: NDArray
     head_norm_eps: np.float32
+    sinks: NDArray[np.float32]
     output: Weights
     norm: NDArray
     norm_eps: np.float32
@@ -45,7 +47,7 @@ def layer(
     """Fills the outputs, [T, H] each: x plus the attention of the attention input [T, in], and what the feed-forward part adds.
 
     angles: cos and sin [T, head_dim]. storage: [S, 2, kv heads, head_dim], whose slots [T] are written. seen_rows: what
-    `row_attention` takes beside queries, cache and outputs.
+    `row_attention` takes beside queries, cache, outputs and sinks.
     """
     total, delta = outputs
     num_rows, num_kv_heads, head_dim = len(x), storage.shape[2], storage.shape[3]
@@ -64,7 +66,7 @@ def layer(
         queries,
     )
     attended = np.empty_like(queries)
-    row_attention(pairs_of(queries), pairs_of(storage), pairs_of(attended), *seen_rows)
+    row_attention(pairs_of(queries), pairs_of(storage), pairs_of(attended), weights.sinks, *seen_rows)
     added, normed = np.empty_like(x), np.empty_like(x)
     multiply(attended.reshape((num_rows, num_heads * head_dim)), weights.output, added)
     add_rows(x, added, total)

@@ -9,7 +9,10 @@ of single numbers.
 """
 
 import numpy as np
+import torch
 from numba import njit, prange
+from numpy.typing import NDArray
+from torch import Tensor
 
 from eagle_rt.kernels.cpu.vectors import (
     FLAGS,
@@ -29,8 +32,8 @@ from eagle_rt.kernels.cpu.vectors import (
     sum_of,
 )
 
-# Nothing has been scored so far.
-NOTHING = np.float32(-1e30)
+# Less than anything scores: beside it what is seen has all weight.
+NO_SINK = np.float32(-1e30)
 # Rows of a cache that go through the caches of a processor together, for all queries.
 BLOCK = 64
 
@@ -107,6 +110,7 @@ def row_attention(
     queries: np.ndarray,
     cache: np.ndarray,
     outputs: np.ndarray,
+    sinks: np.ndarray,
     lows: np.ndarray,
     rows: np.ndarray,
     bounds: np.ndarray,
@@ -118,7 +122,7 @@ def row_attention(
 ) -> None:
     """Fills some rows [R] of outputs [T, heads, P], attention of queries [T, heads, P] over a cache [S, 2, kv heads, P].
 
-    All are pairs, int32 of bfloat16 or int64 of float32. Of its sequence each of the R rows sees the places from lows to prefixes,
+    All are pairs, int32 of bfloat16 or int64 of float32. sinks: [heads] see `sinks_for`. Of its sequence each of the R rows sees the places from lows to prefixes,
     and of `widths` places from there on those that seen [T, C] says. bounds: [n + 1] where runs of rows begin and end that are of
     one sequence: they go through its cache together, block by block, so that it is read from memory once. firsts, table: of the
     R rows' sequences, see `HostRows.firsts_and_table`.
@@ -132,11 +136,11 @@ def row_attention(
         shape = (end - begin, (num_shared + 1) // 2, 2, num_pairs)
         query_even, query_odd = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.float32)
         even, odd = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
-        places, most = np.empty(shape[:3], dtype=np.int64), np.full(shape[:3], NOTHING, dtype=np.float32)
-        total, factors = np.zeros(shape[:3], dtype=np.float32), np.empty(2, dtype=np.float32)
+        places, most = np.empty(shape[:3], dtype=np.int64), np.empty(shape[:3], dtype=np.float32)
+        total, factors = np.ones(shape[:3], dtype=np.float32), np.empty(2, dtype=np.float32)
         for r, c, k in np.ndindex(shape[:3]):
             head = kv_head * num_shared + min(2 * c + k, num_shared - 1)
-            places[r, c, k] = (rows[begin + r] * num_heads + head) * num_pairs
+            places[r, c, k], most[r, c, k] = (rows[begin + r] * num_heads + head) * num_pairs, sinks[head]
             read_query(queries, int(places[r, c, k]), scale, query_even[r, c, k], query_odd[r, c, k])
         block, visible = np.empty(BLOCK, dtype=np.int64), np.empty(BLOCK, dtype=np.int64)
         scores = np.empty((2, BLOCK), dtype=np.float32)
@@ -162,3 +166,8 @@ def row_attention(
                         add_values(scores, cache, keys, num_kv_heads * num_pairs, factors, even[r, c], odd[r, c])
         for r, c, k in np.ndindex(shape[:3]):
             write_output(even[r, c, k], odd[r, c, k], np.float32(ONE / total[r, c, k]), outputs, int(places[r, c, k]))
+
+
+def sinks_for(sinks: Tensor | None, num_heads: int) -> NDArray[np.float32]:
+    """[heads] what is scored beside all that is seen and has no value, to the base 2; None: nothing is."""
+    return np.full(num_heads, NO_SINK) if sinks is None else (sinks.float() * LOG2_E).numpy()

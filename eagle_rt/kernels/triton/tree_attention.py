@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded
 
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 MAX_SPLITS = 32
 # Contexts that cannot be so long are not worth a second kernel.
 LEAST_TO_SPLIT = 256
@@ -68,6 +68,7 @@ def _attend(
     prefixes,  # [T] int32, read if RAGGED
     masks,  # [T, NUM_WORDS] int64
     positions,  # [T] int64
+    sinks,  # [heads] float32, read if HAS_SINKS
     parts,  # [T, heads, NUM_SPLITS, head_dim] float32, or the output where there is one split
     part_norms,  # [T, heads, NUM_SPLITS] float32: log2 of the softmax's denominator
     scale,  # 1 / sqrt(head_dim) * log2(e)
@@ -90,6 +91,7 @@ def _attend(
     ROWS_A_SPLIT: tl.constexpr,
     RAGGED: tl.constexpr,
     CAUSAL: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IN_FLOAT32: tl.constexpr,
 ):
     tile, pair, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -135,6 +137,9 @@ def _attend(
 
     highest = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS and split == 0:  # as if it had been seen, and its value were nothing
+        highest = tl.load(sinks + head, mask=is_row, other=0.0) * LOG2_E
+        total += 1.0
     sums = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
     for block in range(start, end, BLOCK_N):
         columns = block + tl.arange(0, BLOCK_N)
@@ -214,13 +219,14 @@ def tree_attention(
     *,
     page_size: int,
     window: int | None = None,
+    sinks: Tensor | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
     """[T, heads, head_dim] from queries of that shape and one layer of the cache, [S, 2, kv_heads, head_dim].
 
     pages: [B, P] int32, the pages of page_size rows that each sequence is cached in; kv_lens: [B] int32; masks: [T, W] int64, bit j
     of word w for row 64 w + j after the prefix, which a query sees whatever its mask says; positions: [T] int64, for layers with a
-    window. A query that sees nothing gets zeros. tiling: other than `tiling_for` says.
+    window; sinks: see `AttentionBackend.run`. A query that sees nothing gets zeros. tiling: other than `tiling_for` says.
     """
     num_tokens, num_heads, head_dim = queries.shape
     num_kv_heads = storage.shape[2]
@@ -250,9 +256,10 @@ def tree_attention(
         prefixes,
         masks,
         positions,
+        positions if sinks is None else sinks,
         parts,
         part_norms,
-        head_dim**-0.5 * LOG2_E,
+        head_dim**-0.5 * LOG2_E.value,
         queries.stride(0),
         queries.stride(1),
         storage.stride(0),
@@ -272,6 +279,7 @@ def tree_attention(
         ROWS_A_SPLIT=tiling.rows_a_split,
         RAGGED=is_ragged,
         CAUSAL=not is_ragged and num_columns is None,
+        HAS_SINKS=sinks is not None,
         IN_FLOAT32=IS_INTERPRETED,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
