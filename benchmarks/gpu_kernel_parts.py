@@ -5,6 +5,7 @@ from functools import partial
 
 from benchmarks.gpu_bench import Bench, Jobs, Rows
 from benchmarks.gpu_kernels import attention_row, expert_row, product_rows, small_kernel_rows, tiling_row
+from eagle_rt.kernels.experts import Mixing
 from eagle_rt.kernels.products import WIDE_INPUTS
 from eagle_rt.kernels.triton.tree_attention import Tiling
 from eagle_rt.models.spec import ExpertShape
@@ -70,9 +71,11 @@ def products(bench: Bench) -> Jobs:
 def experts(bench: Bench) -> Jobs:
     """Of one layer of the target; of Qwen3-30B-A3B where that has none."""
     spec = bench.models.spec
-    hidden, shape = (spec.shape.hidden_size, spec.experts[-1]) if spec.experts[-1] else (2048, ExpertShape(128, 8, 768, True))
+    hidden, shape = (
+        (spec.shape.hidden_size, spec.experts[-1]) if spec.experts[-1] else (2048, ExpertShape(128, 768, Mixing(8, True)))
+    )
     if bench.is_quick:
-        hidden, shape = 64, ExpertShape(4, 2, 32, True)
+        hidden, shape = 64, ExpertShape(4, 32, Mixing(2, True))
 
     def mixed(num_rows: int) -> Rows:
         return [expert_row(bench.device, bench.models.dtype, num_rows, hidden, shape)]

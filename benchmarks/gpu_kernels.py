@@ -17,6 +17,7 @@ from eagle_rt.attention.grouped import GroupedAttention
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.triton import TritonAttention
 from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels.experts import ExpertTensors
 from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
 from eagle_rt.kernels.triton.gated_product import gated_product
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
@@ -147,14 +148,19 @@ def expert_row(device: str, dtype: torch.dtype, num_rows: int, hidden: int, shap
     num_layers = max(2, LEAST_READ // (shape.count * num_bytes)) if device == "cuda" else 1
     count, size = shape.count, shape.intermediate_size
     sizes = [(count, hidden), (count, 2 * size, hidden), (count, hidden, size)]
-    layers = [[(torch.randn(*own, device=device) / own[-1] ** 0.5).to(dtype) for own in sizes] for _ in range(num_layers)]
+    layers = [
+        ExpertTensors(*((torch.randn(*own, device=device) / own[-1] ** 0.5).to(dtype) for own in sizes)) for _ in range(num_layers)
+    ]
     x = torch.randn(num_rows, hidden, device=device).to(dtype)
 
-    def mix_all() -> None:
-        for router, gate_and_up, down in layers:
-            mix_experts(x, *route(x @ router.t(), shape.top_k, shape.normalizes), gate_and_up, down)
+    def routed(weights: ExpertTensors) -> tuple[Tensor, Tensor]:
+        return route(x @ weights.router.t(), shape.mixing.top_k, shape.mixing.normalizes)
 
-    taken = [len(route(x @ router.t(), shape.top_k, shape.normalizes)[1].unique()) for router, *_ in layers]
+    def mix_all() -> None:
+        for weights in layers:
+            mix_experts(x, *routed(weights), weights, shape.mixing.gate)
+
+    taken = [len(routed(weights)[1].unique()) for weights in layers]
     seconds = seconds_of(mix_all, device) / num_layers
     num_taken = sum(taken) / num_layers
     return {"us": round(1e6 * seconds, 1), "experts": round(num_taken, 1), "bytes": round(num_taken * num_bytes)}

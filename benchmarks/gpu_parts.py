@@ -257,7 +257,7 @@ def transformers_rate(bench: Bench) -> Rows:
         "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads, "head_dim": shape.head_dim,
         "vocab_size": spec.vocab_size, "max_position_embeddings": 4096,
     }  # fmt: skip
-    more = {"num_local_experts": experts.count, "num_experts_per_tok": experts.top_k} if experts else {}
+    more = {"num_local_experts": experts.count, "num_experts_per_tok": experts.mixing.top_k} if experts else {}
     config = MixtralConfig(**sizes, **more) if experts else LlamaConfig(**sizes)
     torch.set_default_dtype(bench.models.dtype)
     with torch.device(bench.device):

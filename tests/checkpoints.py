@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -37,6 +38,10 @@ SIZES = dict(  # noqa: C408
 QWEN3_EXPERTS = dict(  # noqa: C408
     head_dim=32, num_experts=12, num_experts_per_tok=4, moe_intermediate_size=32, norm_topk_prob=False
 )
+# Small enough a limit that gates are held to it.
+GPT_OSS = dict(  # noqa: C408
+    head_dim=32, num_local_experts=8, num_experts_per_tok=3, sliding_window=24, swiglu_limit=0.5
+)
 
 
 def family_config(name: str, **overrides):
@@ -56,11 +61,12 @@ def family_config(name: str, **overrides):
         "qwen3-moe-mixed": lambda: Qwen3MoeConfig(
             **{**SIZES, **QWEN3_EXPERTS, "mlp_only_layers": [5], "decoder_sparse_step": 2, **overrides}
         ),
+        "gpt-oss": lambda: GptOssConfig(**{**SIZES, **GPT_OSS, **overrides}),
     }
     return configs[name]()
 
 
-WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed")
+WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss")
 FAMILIES = ("llama", "llama-tied", "llama-biased", "mistral", "qwen2", "qwen2-window", "qwen3", *WITH_EXPERTS)
 
 
@@ -72,6 +78,8 @@ def random_model(config, seed: int = 0) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 0.2)
+            elif name.endswith("sinks"):
+                parameter.normal_(0, 2)
             elif "norm" in name:
                 parameter.uniform_(0.6, 1.4)
     return model

@@ -176,9 +176,7 @@ def with_mask(bias: Tensor, mask: Tensor, lengths: list[int]) -> Tensor:
     return bias.scatter(3, columns, torch.zeros_like(mask, dtype=bias.dtype).masked_fill_(~mask, -torch.inf)[:, None])
 
 
-def run_group(
-    queries: Tensor, layer: int, plan: GroupedPlan, group: Group, window: int | None, sinks: Tensor | None
-) -> Tensor:
+def run_group(queries: Tensor, layer: int, plan: GroupedPlan, group: Group, window: int | None, sinks: Tensor | None) -> Tensor:
     """[R, heads, head_dim] for the R queries of a group."""
     num_members, num_queries, _ = group.shape
     num_heads, head_dim = queries.shape[1:]

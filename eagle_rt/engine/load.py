@@ -208,6 +208,6 @@ def num_weights(spec: ModelSpec, *, of_all_experts: bool = False) -> int:
     for experts in spec.experts:
         gates = 3 * shape.intermediate_size
         if experts:
-            gates = experts.count + (experts.count if of_all_experts else experts.top_k) * 3 * experts.intermediate_size
+            gates = experts.count + (experts.count if of_all_experts else experts.mixing.top_k) * 3 * experts.intermediate_size
         outputs += attention + gates
     return shape.hidden_size * outputs

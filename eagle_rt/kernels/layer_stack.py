@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from eagle_rt.kernels.cpu.experts import ExpertWeights
+from eagle_rt.kernels.cpu.experts import ExpertWeights, expert_weights
 from eagle_rt.kernels.cpu.feed_forward import GateWeights
 from eagle_rt.kernels.cpu.layer import LayerWeights
 from eagle_rt.kernels.cpu.layers import RunWeights, layers
@@ -15,6 +15,7 @@ from eagle_rt.kernels.cpu.multiply import Weights
 from eagle_rt.kernels.cpu.row_attention import sinks_for
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import array_of
+from eagle_rt.kernels.experts import Mixing
 from eagle_rt.kernels.panel_product import ProductStack
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.whole_pass import LayerParts, WholePass
@@ -36,7 +37,7 @@ class LayerStack:
             output,
             array_of(torch.stack([norm.weight for norm in before_gate])),
             np.float32(before_gate[0].eps),
-            feed_forward_weights(feed_forward, parts[0].routing),
+            feed_forward_weights(feed_forward, parts[0].mixing),
         )
         given = [norm or RMSNorm(torch.ones_like(before_gate[0].weight), 1.0) for norm in norms]
         self._weights = RunWeights(own, array_of(torch.stack([norm.weight for norm in given])), np.float32(given[0].eps))
@@ -73,13 +74,13 @@ class LayerStack:
         return stream, normed, features
 
 
-def feed_forward_weights(products: list[Weights], routing: tuple[int, bool] | None) -> GateWeights | ExpertWeights:
+def feed_forward_weights(products: list[Weights], mixing: Mixing | None) -> GateWeights | ExpertWeights:
     """See `LayerParts`."""
-    if not routing:
+    if not mixing:
         gate_and_up, down = products
         return GateWeights(gate_and_up, down)
     router, gate_and_up, down = products
-    return ExpertWeights(router, gate_and_up, down, *routing)
+    return expert_weights(router, gate_and_up, down, mixing)
 
 
 def head_norms(layer: LayerParts) -> Tensor:

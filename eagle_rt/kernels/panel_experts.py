@@ -4,37 +4,40 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eagle_rt.kernels.cpu.experts import ExpertWeights, mix_rows
+from eagle_rt.kernels.cpu.experts import expert_weights, mix_rows
 from eagle_rt.kernels.cpu.product import PANEL
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import array_of
+from eagle_rt.kernels.experts import ExpertTensors, Mixing
 from eagle_rt.kernels.panel_product import Int8Product, ProductStack, RowProduct
 
 
-def fill_panels(gate_and_up: Tensor, down: Tensor) -> bool:
+def fill_panels(weights: ExpertTensors) -> bool:
     """Whether these experts leave nothing of a panel empty, which `PanelExperts` takes for granted."""
-    return all(size % PANEL == 0 for size in (gate_and_up.shape[1] // 2, *down.shape[1:]))
+    return all(size % PANEL == 0 for size in weights.down.shape[1:])
 
 
 class PanelExperts:
     """`kernels.experts` in one function, from weights laid out for it. A row comes out the same whatever else is in x.
 
-    router: [experts, H]; gate_and_up: [experts, 2 * I, H]; down: [experts, H, I]; in_int8: those of the experts are rounded to
-    eight bits. top_k, normalizes: as `kernels.experts.route` takes them. Sizes must be such that they `fill_panels`.
+    in_int8: the weights of the experts are rounded to eight bits. Their sizes must be such that they `fill_panels`.
     """
 
-    def __init__(
-        self, router: Tensor, gate_and_up: Tensor, down: Tensor, top_k: int, normalizes: bool, *, in_int8: bool = False
-    ) -> None:
-        kind = Int8Product if in_int8 else RowProduct
-        self.router = RowProduct(functional.pad(router, (0, 0, 0, -len(router) % PANEL)), None)
-        self.gate_and_up, self.down = (ProductStack([kind(weight, None) for weight in own]) for own in (gate_and_up, down))
-        self.routing = top_k, normalizes
+    def __init__(self, weights: ExpertTensors, mixing: Mixing, *, in_int8: bool = False) -> None:
+        kind, router, more = Int8Product if in_int8 else RowProduct, weights.router, -len(weights.router) % PANEL
+        bias = None if weights.router_bias is None else functional.pad(weights.router_bias, (0, more))
+        self.router = RowProduct(functional.pad(router, (0, 0, 0, more)), bias)
+        stacks = (weights.gate_and_up, weights.gate_and_up_bias), (weights.down, weights.down_bias)
+        self.gate_and_up, self.down = (
+            ProductStack([kind(weight, None if biases is None else biases[e]) for e, weight in enumerate(own)])
+            for own, biases in stacks
+        )
+        self.mixing = mixing
         self(torch.zeros(1, router.shape[1], dtype=router.dtype))  # compiled now rather than in the first pass
 
     def __call__(self, x: Tensor) -> Tensor:
         use_torch_threads()
         outputs = torch.empty_like(x, memory_format=torch.contiguous_format)
-        weights = ExpertWeights(self.router.weights, self.gate_and_up.weights, self.down.weights, *self.routing)
+        weights = expert_weights(self.router.weights, self.gate_and_up.weights, self.down.weights, self.mixing)
         mix_rows(array_of(x.contiguous()), weights, array_of(outputs))
         return outputs

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from eagle_rt.kernels.experts import ExpertTensors, Mixing
 from eagle_rt.kernels.packed_linear import OpaqueProduct, PackedProduct, can_pack
 from eagle_rt.kernels.processor import has_amx
 
@@ -57,19 +58,17 @@ def int8_product_with(weight: Tensor, bias: Tensor | None) -> OpaqueProduct:
     return Int8Product(weight, bias)
 
 
-def experts_with(
-    router: Tensor, gate_and_up: Tensor, down: Tensor, top_k: int, normalizes: bool, *, in_int8: bool
-) -> "PanelExperts | None":
+def experts_with(weights: ExpertTensors, mixing: Mixing, *, in_int8: bool) -> "PanelExperts | None":
     """Experts in one function from weights laid out for it, see `panel_experts`; None where there is none but torch's or Triton's.
 
     Raises:
         ValueError: in_int8, and there is none.
     """
-    if has_own_kernels(router):
+    if has_own_kernels(weights.router):
         from eagle_rt.kernels.panel_experts import PanelExperts, fill_panels  # not everywhere is numba installed
 
-        if fill_panels(gate_and_up, down):
-            return PanelExperts(router, gate_and_up, down, top_k, normalizes, in_int8=in_int8)
+        if fill_panels(weights):
+            return PanelExperts(weights, mixing, in_int8=in_int8)
     if in_int8:
-        raise ValueError(f"experts of {list(down.shape[1:])} have no kernels of eight bits: serve them as they are")
+        raise ValueError(f"experts of {list(weights.down.shape[1:])} have no kernels of eight bits: serve them as they are")
     return None

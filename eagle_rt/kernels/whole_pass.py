@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from numpy.typing import NDArray
 from torch import Tensor
 
+from eagle_rt.kernels.experts import Mixing
 from eagle_rt.kernels.packed_linear import OpaqueProduct, PackedProduct
 from eagle_rt.kernels.rms_norm import RMSNorm
 
@@ -55,8 +56,8 @@ class LayerParts:
     queries and keys, if there are any, and the one before the feed-forward part; and for how many heads, how far back and with which
     sinks its attention sees, see `AttentionBackend.run`.
 
-    routing: of experts, how many a row takes, and whether what they count adds up to one; None where there are no experts. Their
-    products are those of the router, of gates and ups, and of downs; otherwise they are of gate and up, and of down.
+    mixing: of experts; None where there are none. Their products are those of the router, of gates and ups, and of downs; otherwise
+    they are of gate and up, and of down.
     """
 
     products: "tuple[OpaqueProduct | ProductStack | None, ...]"
@@ -66,7 +67,7 @@ class LayerParts:
     feed_forward_norm: RMSNorm
     window: int | None
     sinks: Tensor | None
-    routing: tuple[int, bool] | None = None
+    mixing: Mixing | None = None
 
 
 class StackedLayers(Protocol):
@@ -84,7 +85,7 @@ def layer_stack(layers: Sequence[LayerParts], norms: Sequence[RMSNorm | None], f
     products = [product for layer in layers for product in layer.products]
     if not products or any(product is None or isinstance(product, PackedProduct) for product in products):
         return None
-    if len({layer.routing for layer in layers}) > 1:
+    if len({layer.mixing for layer in layers}) > 1:
         return None
     from eagle_rt.kernels.layer_stack import LayerStack  # not everywhere is numba installed
     from eagle_rt.kernels.panel_product import PanelProduct, ProductStack

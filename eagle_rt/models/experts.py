@@ -1,10 +1,11 @@
 """A feed-forward part of many experts, of which every token takes a few."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from eagle_rt.kernels.experts import mix_experts, route
+from eagle_rt.kernels.experts import ExpertTensors, Mixing, mix_experts
 from eagle_rt.kernels.opaque import Opaque
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 from eagle_rt.kernels.products import experts_with
@@ -16,25 +17,22 @@ if TYPE_CHECKING:  # not everywhere is numba installed
 
 
 class Experts(Opaque):
-    """See `kernels.experts`. router: [experts, H]; gate_and_up: [experts, 2 * I, H]; down: [experts, H, I].
+    """See `kernels.experts`. Where there are kernels with weights laid out for them these are held only so; in_int8: those of the
+    experts are rounded to eight bits."""
 
-    Where there are kernels with weights laid out for them these are held only so; in_int8: those of the experts are rounded to
-    eight bits.
-    """
-
-    def __init__(self, router: Tensor, gate_and_up: Tensor, down: Tensor, shape: ExpertShape, *, in_int8: bool = False) -> None:
+    def __init__(self, weights: ExpertTensors, mixing: Mixing, *, in_int8: bool = False) -> None:
         super().__init__()
-        self.out_size, self._router, self._shape = router.shape[1], router, shape
-        self.panels = experts_with(router, gate_and_up, down, *self.routing, in_int8=in_int8)
-        self._weights = None if self.panels else (gate_and_up, down)
+        self.out_size, self.mixing = weights.router.shape[1], mixing
+        self.panels = experts_with(weights, mixing, in_int8=in_int8)
+        nothing = weights.router.new_empty(0)
+        self._weights = replace(weights, gate_and_up=nothing, down=nothing) if self.panels else weights
 
     @property
-    def weights(self) -> tuple[Tensor, Tensor]:
-        """Of gates and ups, and of downs; copies where only those laid out for products are held."""
-        if self.panels:
-            return self.panels.gate_and_up.unpacked(), self.panels.down.unpacked()
-        assert self._weights is not None
-        return self._weights
+    def weights(self) -> ExpertTensors:
+        """Copies where only those laid out for products are held."""
+        if not self.panels:
+            return self._weights
+        return replace(self._weights, gate_and_up=self.panels.gate_and_up.unpacked(), down=self.panels.down.unpacked())
 
     @property
     def products(self) -> "tuple[OpaqueProduct | ProductStack | None, ...]":
@@ -42,25 +40,20 @@ class Experts(Opaque):
         panels = self.panels
         return (panels.router, panels.gate_and_up, panels.down) if panels else (None,) * 3
 
-    @property
-    def routing(self) -> tuple[int, bool]:
-        return self._shape.top_k, self._shape.normalizes
-
     def quantized(self) -> "Experts":
         """The same with experts of eight bits."""
-        return Experts(self._router, *self.weights, self._shape, in_int8=True)
+        return Experts(self.weights, self.mixing, in_int8=True)
 
     def apply(self, x: Tensor) -> Tensor:
-        if self.panels:
-            return self.panels(x)
-        shares, experts = route(x @ self._router.t(), *self.routing)
-        return mix_experts(x, shares, experts, *self.weights)
+        return self.panels(x) if self.panels else mix_experts(x, self._weights, self.mixing)
 
 
 def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: ExpertShape) -> Experts:
     """Each matrix is copied to its place as it is read, so that no more than one of them is in memory twice."""
     size = shape.intermediate_size
     router = checkpoint.take(f"{prefix}.gate.weight", (shape.count, hidden_size))
+    if f"{prefix}.experts.gate_up_proj" in checkpoint:
+        return Experts(side_by_side(checkpoint, prefix, router, shape), shape.mixing)
     gate_and_up = router.new_empty(shape.count, 2, size, hidden_size)
     down = router.new_empty(shape.count, hidden_size, size)
     for number in range(shape.count):
@@ -68,11 +61,31 @@ def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: E
         gate_and_up[number, 0] = checkpoint.take(f"{name}.gate_proj.weight", (size, hidden_size))
         gate_and_up[number, 1] = checkpoint.take(f"{name}.up_proj.weight", (size, hidden_size))
         down[number] = checkpoint.take(f"{name}.down_proj.weight", (hidden_size, size))
-    return Experts(router, gate_and_up.flatten(1, 2), down, shape)
+    return Experts(ExpertTensors(router, gate_and_up.flatten(1, 2), down), shape.mixing)
+
+
+def side_by_side(checkpoint: Checkpoint, prefix: str, router: Tensor, shape: ExpertShape) -> ExpertTensors:
+    """As gpt-oss has them: all experts in one tensor, inputs before outputs, gates and ups in turns, and biases."""
+    (count, hidden_size), size = router.shape, shape.intermediate_size
+
+    def taken(name: str, *own_shape: int) -> Tensor:
+        return checkpoint.take(f"{prefix}.{name}", own_shape)
+
+    gate_and_up = taken("experts.gate_up_proj", count, hidden_size, 2 * size).unflatten(2, (size, 2)).permute(0, 3, 2, 1)
+    gate_and_up_bias = taken("experts.gate_up_proj_bias", count, 2 * size).unflatten(1, (size, 2)).transpose(1, 2)
+    return ExpertTensors(
+        router,
+        gate_and_up.flatten(1, 2),
+        taken("experts.down_proj", count, size, hidden_size).transpose(1, 2).contiguous(),
+        taken("gate.bias", count),
+        gate_and_up_bias.flatten(1),
+        taken("experts.down_proj_bias", count, hidden_size),
+    )
 
 
 def expert_name(stored: str) -> str:
-    """A stored name of a target's tensor as it is taken by: Mixtral's have names of their own."""
+    """A stored name of a target's tensor as it is taken by: Mixtral's and gpt-oss' have names of their own."""
+    stored = stored.replace(".mlp.router.", ".mlp.gate.")
     if ".block_sparse_moe." not in stored:
         return stored
     for given, ours in ((".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj.")):

@@ -152,7 +152,7 @@ class Attention:
 class FeedForward:
     """SwiGLU."""
 
-    routing = None
+    mixing = None
 
     def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape) -> None:
         names = {f"{prefix}.gate_proj": shape.intermediate_size, f"{prefix}.up_proj": shape.intermediate_size}
@@ -203,7 +203,7 @@ class Block:
         attention, feed_forward = self.attention, self.feed_forward
         products = (attention.qkv.product, attention.output.product, *feed_forward.products)
         norms = attention.query_norm, attention.key_norm, self.feed_forward_norm
-        return LayerParts(products, attention.num_heads, *norms, attention.window, attention.sinks, feed_forward.routing)
+        return LayerParts(products, attention.num_heads, *norms, attention.window, attention.sinks, feed_forward.mixing)
 
     def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor]:
         """(x after the attention, what the feed-forward part adds to it): the next norm takes both."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from eagle_rt.kernels.experts import Mixing
+from eagle_rt.kernels.gate import SWIGLU, Gate
 from eagle_rt.models.quantized import Storage, storage_of
 from eagle_rt.models.rope import RopeSpec, rope_from_config
 from eagle_rt.resolve import DTYPES
@@ -21,6 +23,7 @@ FAMILIES = {
     "MiMoForCausalLM": False,
     "MixtralForCausalLM": True,
     "Qwen3MoeForCausalLM": False,
+    "GptOssForCausalLM": True,
 }
 
 
@@ -38,12 +41,11 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """A feed-forward part of `count` experts, of which every token takes `top_k`; normalizes: what these count adds up to one."""
+    """A feed-forward part of `count` experts, and how tokens take some."""
 
     count: int
-    top_k: int
     intermediate_size: int
-    normalizes: bool
+    mixing: Mixing
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,8 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
-    """Those of Mixtral, whose sizes are those of other models' one feed-forward part, and of Qwen3, where some layers may have
-    none.
+    """Those of Mixtral and gpt-oss, whose sizes are those of other models' one feed-forward part, and of Qwen3, where some layers
+    may have none.
 
     Raises:
         ValueError: more are to be taken than there are.
@@ -133,9 +135,12 @@ def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
     size, normalizes = config.get("moe_intermediate_size"), config.get("norm_topk_prob", False)
     if size is None:
         size, normalizes = config["intermediate_size"], True
-    shape = ExpertShape(count, config["num_experts_per_tok"], size, normalizes)
-    if not 1 <= shape.top_k <= count:
-        raise ValueError(f"num_experts_per_tok is {shape.top_k}, but config.json names {count} experts")
+    top_k, gate = config["num_experts_per_tok"], SWIGLU
+    if not 1 <= top_k <= count:
+        raise ValueError(f"num_experts_per_tok is {top_k}, but config.json names {count} experts")
+    if config["architectures"][0] == "GptOssForCausalLM":
+        gate = Gate(config.get("swiglu_alpha", 1.702), config.get("swiglu_limit", 7.0), shift=1.0)
+    shape = ExpertShape(count, size, Mixing(top_k, normalizes, gate))
     without, every = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
     return tuple(None if layer in without or (layer + 1) % every else shape for layer in range(num_layers))
 

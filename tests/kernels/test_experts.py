@@ -2,6 +2,7 @@
 rows."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels import experts as twin
+from eagle_rt.kernels.experts import ExpertTensors, Mixing
+from eagle_rt.kernels.gate import SWIGLU, Gate
 from eagle_rt.kernels.products import experts_with, has_own_kernels
 from eagle_rt.kernels.triton.mix_experts import GROUP_BLOCK, block_in, mix_experts
 from eagle_rt.kernels.triton.route import route
@@ -19,6 +22,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 4e-3}
 COUNTS = st.sampled_from([(1, 1), (2, 2), (8, 2), (12, 5), (60, 4)])
 SEEDS = st.integers(0, 2**31)
+# So near that most are held to it.
+CLAMPED = Gate(1.702, 0.6, 1.0)
+GATES = st.sampled_from([SWIGLU, CLAMPED])
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -33,12 +39,24 @@ def made(seed: int, *shape: int, dtype: torch.dtype) -> Tensor:
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5).to(DEVICE, dtype)
 
 
-def made_weights(seed: int, count: int, size: int, hidden_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Of gates and ups, and of downs."""
-    return (
+def made_weights(
+    seed: int, count: int, size: int, hidden_size: int, dtype: torch.dtype, *, has_biases: bool = False
+) -> ExpertTensors:
+    weights = ExpertTensors(
+        made(seed, count, hidden_size, dtype=dtype) * 2,
         made(seed + 1, count, 2 * size, hidden_size, dtype=dtype) * 2,
         made(seed + 2, count, hidden_size, size, dtype=dtype) * 4,
     )
+    if not has_biases:
+        return weights
+    sizes = {"router_bias": (count,), "gate_and_up_bias": (count, 2 * size), "down_bias": (count, hidden_size)}
+    biases = {name: made(seed + 3, *shape, dtype=dtype) * shape[-1] ** 0.5 for name, shape in sizes.items()}
+    return replace(weights, **biases)
+
+
+def on_cpu(weights: ExpertTensors) -> ExpertTensors:
+    own = {field.name: getattr(weights, field.name) for field in fields(weights)}
+    return ExpertTensors(**{name: None if value is None else value.cpu() for name, value in own.items()})
 
 
 def taken(seed: int, num_rows: int, count: int, top_k: int) -> tuple[Tensor, Tensor]:
@@ -49,23 +67,28 @@ def taken(seed: int, num_rows: int, count: int, top_k: int) -> tuple[Tensor, Ten
     return torch.rand(num_rows, top_k, generator=generator).to(DEVICE), experts.to(DEVICE, torch.int32)
 
 
-def by_rows(x: Tensor, shares: Tensor, experts: Tensor, gate_and_up: Tensor, down: Tensor) -> Tensor:
+def by_rows(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTensors, gate: Gate) -> Tensor:
     """The obvious way, in float64."""
-    x, shares, gate_and_up, down = (values.double() for values in (x, shares, gate_and_up, down))
+    x, shares, gate_and_up, down = (values.double() for values in (x, shares, weights.gate_and_up, weights.down))
     output = torch.zeros_like(x)
     for row in range(len(x)):
         for share, expert in zip(shares[row], experts[row].tolist(), strict=True):
-            gate, up = (gate_and_up[expert] @ x[row]).chunk(2)
-            output[row] += share * (down[expert] @ (gate * torch.sigmoid(gate) * up))
+            halves = gate_and_up[expert] @ x[row]
+            halves += 0 if weights.gate_and_up_bias is None else weights.gate_and_up_bias[expert]
+            gates, ups = halves.chunk(2)
+            gates, ups = gates.minimum(torch.tensor(gate.limit)), ups.clamp(-gate.limit, gate.limit)
+            added = down[expert] @ (gates * torch.sigmoid(gate.alpha * gates) * (ups + gate.shift))
+            output[row] += share * (added if weights.down_bias is None else added + weights.down_bias[expert])
     return output
 
 
 @settings(max_examples=25, deadline=None)
-@given(num_rows=st.integers(1, 9), counts=COUNTS, seed=SEEDS)
-def test_the_twin_is_a_loop_over_rows(num_rows: int, counts: tuple[int, int], seed: int) -> None:
-    weights = made_weights(seed, counts[0], 16, 48, torch.float32)
+@given(num_rows=st.integers(1, 9), counts=COUNTS, gate=GATES, has_biases=st.booleans(), seed=SEEDS)
+def test_the_twin_is_a_loop_over_rows(num_rows: int, counts: tuple[int, int], gate: Gate, has_biases: bool, seed: int) -> None:
+    weights = made_weights(seed, counts[0], 16, 48, torch.float32, has_biases=has_biases)
     x, choice = made(seed, num_rows, 48, dtype=torch.float32) * 7, taken(seed, num_rows, *counts)
-    torch.testing.assert_close(twin.mix_experts(x, *choice, *weights).double(), by_rows(x, *choice, *weights), atol=1e-5, rtol=1e-5)
+    found, expected = (add(x, *choice, weights, gate).double() for add in (twin.add_experts, by_rows))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def check_route(find: Callable[..., tuple[Tensor, Tensor]], logits: Tensor, top_k: int, normalizes: bool) -> None:
@@ -118,29 +141,41 @@ def test_what_is_no_number_stays_so_and_takes_experts_that_there_are(
     counts=COUNTS,
     sizes=st.sampled_from([(16, 48), (96, 128), (40 * 16, 256)]),
     dtype=st.sampled_from(list(TOLERANCE)),
+    gate=GATES,
+    has_biases=st.booleans(),
     seed=SEEDS,
 )
-def test_mix_experts(num_rows: int, counts: tuple[int, int], sizes: tuple[int, int], dtype: torch.dtype, seed: int) -> None:
-    weights = made_weights(seed, counts[0], *sizes, dtype)
+def test_mix_experts(
+    num_rows: int,
+    counts: tuple[int, int],
+    sizes: tuple[int, int],
+    dtype: torch.dtype,
+    gate: Gate,
+    has_biases: bool,
+    seed: int,
+) -> None:
+    weights = made_weights(seed, counts[0], *sizes, dtype, has_biases=has_biases)
     x, choice = made(seed, num_rows, sizes[1], dtype=dtype) * sizes[1] ** 0.5, taken(seed, num_rows, *counts)
-    expected = twin.mix_experts(x, *choice, *weights).double()
-    errors = mix_experts(x, *choice, *weights).double() - expected
+    expected = twin.add_experts(x, *choice, weights, gate).double()
+    errors = mix_experts(x, *choice, weights, gate).double() - expected
     assert errors.abs().max() < TOLERANCE[dtype] * expected.abs().max()
 
 
 def test_more_pairs_than_are_grouped_at_a_time() -> None:
     weights, x = made_weights(3, 12, 16, 48, torch.float32), made(3, 2 * GROUP_BLOCK // 5, 48, dtype=torch.float32)
     choice = taken(3, len(x), 12, 5)
-    torch.testing.assert_close(mix_experts(x, *choice, *weights), twin.mix_experts(x, *choice, *weights), atol=1e-5, rtol=1e-4)
+    found, expected = (add(x, *choice, weights, SWIGLU) for add in (mix_experts, twin.add_experts))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_rows_do_not_matter_to_each_other() -> None:
+@pytest.mark.parametrize("gate", [SWIGLU, CLAMPED])
+def test_rows_do_not_matter_to_each_other(gate: Gate) -> None:
     weights, x = made_weights(5, 12, 32, 64, torch.bfloat16), made(5, 20, 64, dtype=torch.bfloat16) * 8
     shares, experts = taken(5, 20, 12, 3)
-    mixed = mix_experts(x, shares, experts, *weights)
+    mixed = mix_experts(x, shares, experts, weights, gate)
     x[3] = torch.nan
     others = torch.arange(20, device=DEVICE) != 3
-    again = mix_experts(x, shares, experts, *weights)
+    again = mix_experts(x, shares, experts, weights, gate)
     assert again[3].isnan().all()
     assert torch.equal(again[others], mixed[others])
 
@@ -154,18 +189,19 @@ def test_sizes_that_no_matrix_unit_takes_are_refused() -> None:
 @pytest.mark.skipif(not has_own_kernels(torch.zeros(1)), reason="no kernels of our own on this processor")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("in_int8", [False, True])
-@pytest.mark.parametrize(("count", "top_k", "normalizes"), [(8, 2, True), (60, 4, False), (1, 1, True)])
-def test_ours_for_cpus(count: int, top_k: int, normalizes: bool, in_int8: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("count", "mixing", "has_biases"),
+    [(8, Mixing(2, True), False), (60, Mixing(4, False), False), (1, Mixing(1, True), False), (12, Mixing(4, True, CLAMPED), True)],
+)
+def test_ours_for_cpus(count: int, mixing: Mixing, has_biases: bool, in_int8: bool, dtype: torch.dtype) -> None:
     """Near the twin where it takes the same experts, and every row bit by bit as it comes out alone."""
-    router = made(9, count, 64, dtype=dtype).cpu() * 2
-    gate_and_up, down = (own.cpu() for own in made_weights(9, count, 32, 64, dtype))
-    ours = experts_with(router, gate_and_up, down, top_k, normalizes, in_int8=in_int8)
+    weights = on_cpu(made_weights(9, count, 32, 64, dtype, has_biases=has_biases))
+    ours = experts_with(weights, mixing, in_int8=in_int8)
     assert ours
     x = made(9, 40, 64, dtype=dtype).cpu() * 8
     found = ours(x)
-    if in_int8:
-        gate_and_up, down = ours.gate_and_up.unpacked(), ours.down.unpacked()
-    exact = twin.mix_experts(x, *twin.route(x @ router.t(), top_k, normalizes), gate_and_up, down)
+    own = replace(weights, gate_and_up=ours.gate_and_up.unpacked(), down=ours.down.unpacked()) if in_int8 else weights
+    exact = twin.mix_experts(x, own, mixing)
     errors = (found - exact).abs().amax(1)
     tolerance = TOLERANCE[dtype] * exact.abs().max() * (20 if in_int8 and dtype == torch.float32 else 1)
     assert (errors < tolerance).float().mean() > 0.9
@@ -174,12 +210,12 @@ def test_ours_for_cpus(count: int, top_k: int, normalizes: bool, in_int8: bool, 
     again = ours(x)
     assert again[3].isnan().all()
     assert torch.equal(again[4:], found[4:])
-    router[0, 0] = torch.nan
-    assert experts_with(router, gate_and_up, down, top_k, normalizes, in_int8=in_int8)(x).isnan().all()  # type: ignore[misc]
+    weights.router[0, 0] = torch.nan
+    assert experts_with(weights, mixing, in_int8=in_int8)(x).isnan().all()  # type: ignore[misc]
 
 
 def test_sizes_that_fill_no_panels_take_the_twin() -> None:
-    router, (gate_and_up, down) = torch.ones(4, 64), (own.cpu() for own in made_weights(1, 4, 24, 64, torch.float32))
-    assert experts_with(router, gate_and_up, down, 2, True, in_int8=False) is None
+    weights = on_cpu(made_weights(1, 4, 24, 64, torch.float32))
+    assert experts_with(weights, Mixing(2, True), in_int8=False) is None
     with pytest.raises(ValueError, match=r"experts of \[64, 24\] have no kernels of eight bits: serve them as they are"):
-        experts_with(router, gate_and_up, down, 2, True, in_int8=True)
+        experts_with(weights, Mixing(2, True), in_int8=True)

@@ -11,12 +11,12 @@ import eagle_rt.kernels.triton
 FOLDER = Path(eagle_rt.kernels.triton.__file__).parent
 # Of every kernel: the types of its arguments and then the values of its constants, in its own order.
 COMPILE = """
-import importlib, sys
+import importlib, math, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-for module, name, types, constants in eval(sys.argv[1]):
+for module, name, types, constants in eval(sys.argv[1], {"inf": math.inf}):
     kernel = getattr(importlib.import_module(f"eagle_rt.kernels.triton.{module}"), name)
     signature = dict(zip(kernel.arg_names, types.split() + ["constexpr"] * len(constants), strict=True))
     values = {(len(types.split()) + index,): value for index, value in enumerate(constants)}
@@ -41,9 +41,12 @@ KERNELS = [
     ("gated_product", "_gated_product", "*bf16 *bf16 *bf16 i32 i32 i32", (32, 128, 128, False)),
     ("route", "_route", "*bf16 *fp32 *i32", (128, 8, True, 128, 8)),
     ("mix_experts", "_group", "*i32 *i32 *i32 i32 i32", (1024,)),
-    ("mix_experts", "_gate", "*bf16 *bf16 *bf16 *i32 *i32 *i32 i32 i32 i32", (8, False, 16, 64, 128, False)),
-    ("mix_experts", "_gate", "*bf16 *bf16 *bf16 *i32 *i32 *i32 i32 i32 i32", (8, True, 64, 64, 128, False)),
-    ("mix_experts", "_down", "*bf16 *bf16 *bf16 *i32 *i32 *i32 i32 i32 i32", (True, 16, 64, 128, False)),
+    ("mix_experts", "_gate", "*bf16 *bf16 *fp32 *bf16 *i32 *i32 *i32 i32 i32 i32",
+     (8, 1.0, float("inf"), 0.0, False, False, 16, 64, 128, False)),
+    ("mix_experts", "_gate", "*bf16 *bf16 *bf16 *bf16 *i32 *i32 *i32 i32 i32 i32",
+     (4, 1.702, 7.0, 1.0, True, True, 64, 64, 64, False)),
+    ("mix_experts", "_down", "*bf16 *bf16 *fp32 *bf16 *i32 *i32 *i32 i32 i32 i32", (False, True, 16, 64, 128, False)),
+    ("mix_experts", "_down", "*bf16 *bf16 *bf16 *bf16 *i32 *i32 *i32 i32 i32 i32", (True, True, 16, 64, 64, False)),
     ("mix_experts", "_add_shares", "*bf16 *fp32 *bf16", (2048, 8, 1024)),
     ("gumbel_argmax", "_best_of_split", "*fp32 *fp32 *fp32 *i64 *i64 *fp32 *i64 i32 i32", (8, 1024)),
     ("gumbel_argmax", "_best_of_row", "*fp32 *i64 *i64 i32", (32,)),

@@ -9,20 +9,27 @@ import numpy as np
 from numba import njit, prange
 
 from eagle_rt.kernels.cpu.multiply import Weights, multiply, weights_at
-from eagle_rt.kernels.cpu.silu_and_mul import gate_rows
+from eagle_rt.kernels.cpu.silu_and_mul import gate_rows, in_float32
 from eagle_rt.kernels.cpu.top_children import find_best, sum_of_powers
 from eagle_rt.kernels.cpu.vectors import LOG2_E, ONE, ZERO, exp2, number_of, stored_as
+from eagle_rt.kernels.experts import Mixing
+from eagle_rt.kernels.gate import Gate
 
 
 class ExpertWeights(NamedTuple):
     """router: to one output an expert, and more that mean nothing. gate_and_up, down: every array with one more axis, the first,
-    for experts. top_k, normalizes: as `kernels.experts.route` takes them."""
+    for experts. top_k, normalizes, gate: see `kernels.experts.Mixing`."""
 
     router: Weights
     gate_and_up: Weights
     down: Weights
     top_k: int
     normalizes: bool
+    gate: Gate
+
+
+def expert_weights(router: Weights, gate_and_up: Weights, down: Weights, mixing: Mixing) -> ExpertWeights:
+    return ExpertWeights(router, gate_and_up, down, mixing.top_k, mixing.normalizes, in_float32(mixing.gate))
 
 
 @njit(cache=True)
@@ -42,7 +49,7 @@ def mix_rows(x: np.ndarray, weights: ExpertWeights, outputs: np.ndarray) -> None
         if first < last:
             multiply(inputs[first:last], weights_at(weights.gate_and_up, expert), halves[first:last])
     gated = np.empty((len(inputs), halves.shape[1] // 2), dtype=x.dtype)
-    gate_rows(halves, gated)
+    gate_rows(halves, weights.gate, gated)
     for expert in range(num_experts):
         first, last = ends[expert], ends[expert + 1]
         if first < last:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from eagle_rt.kernels.cpu.experts import ExpertWeights, mix_rows
 from eagle_rt.kernels.cpu.multiply import Weights, multiply, weights_at
-from eagle_rt.kernels.cpu.silu_and_mul import gate_rows
+from eagle_rt.kernels.cpu.silu_and_mul import PLAIN, gate_rows
 
 
 class GateWeights(NamedTuple):
@@ -35,7 +35,7 @@ def gate_and_down(x: np.ndarray, weights: GateWeights, outputs: np.ndarray) -> N
     gate_and_up = np.empty((len(x), len(weights.gate_and_up.bias)), dtype=x.dtype)
     multiply(x, weights.gate_and_up, gate_and_up)
     gated = np.empty((len(x), gate_and_up.shape[1] // 2), dtype=x.dtype)
-    gate_rows(gate_and_up, gated)
+    gate_rows(gate_and_up, PLAIN, gated)
     multiply(gated, weights.down, outputs)
 
 
@@ -57,5 +57,6 @@ def _compiled_feed_forward_at(weights, layer):  # numba wants the parameters of 
             weights_at(weights.down, layer),
             weights.top_k,
             weights.normalizes,
+            weights.gate,
         )
     return lambda weights, layer: GateWeights(weights_at(weights.gate_and_up, layer), weights_at(weights.down, layer))

@@ -9,7 +9,6 @@ of single numbers.
 """
 
 import numpy as np
-import torch
 from numba import njit, prange
 from numpy.typing import NDArray
 from torch import Tensor

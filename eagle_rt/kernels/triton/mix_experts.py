@@ -1,4 +1,4 @@
-"""What the experts of every token add to it, in four kernels; the twin is `kernels.experts.mix_experts`.
+"""What the experts of every token add to it, in four kernels; the twin is `kernels.experts.add_experts`.
 
 Pairs of a row and an expert are grouped by experts, and a program multiplies all rows of one expert with some of its outputs, so
 that an expert's weights are read once, and those of experts that no row takes not at all. Shapes follow from the number of rows
@@ -12,8 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eagle_rt.kernels.experts import ExpertTensors
+from eagle_rt.kernels.gate import Gate
 from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded, rounded
-from eagle_rt.kernels.triton.gated_product import gates_of
+from eagle_rt.kernels.triton.gated_product import halves_of
+from eagle_rt.kernels.triton.silu_and_mul import gated
 from eagle_rt.kernels.triton.wide_product import sums_of
 
 BLOCK_OUT, MOST_BLOCK_IN, LEAST_BLOCK_IN, MOST_BLOCK_ROWS = 64, 128, 16, 64
@@ -48,10 +51,19 @@ def group_of(experts, groups, counts, num_rows, FROM_PAIRS: tl.constexpr):
     return expert.to(tl.int64), own, count
 
 
+@triton.jit
+def gated_within(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, dtype: tl.constexpr):
+    """`kernels.gate.gated` of float32 numbers; what is no number stays so."""
+    gate = tl.where(gate > LIMIT, LIMIT, gate)
+    up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    return rounded(gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + SHIFT), dtype)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _gate(
     x,  # [num_rows, in_size]
     weight,  # [experts, 2 * size, in_size], gates first
+    bias,  # [experts, 2 * size], read if HAS_BIAS
     output,  # [num_rows * TOP_K, size]
     experts,  # [num_rows, TOP_K]
     groups,
@@ -60,6 +72,10 @@ def _gate(
     in_size,
     size,
     TOP_K: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
+    SHIFT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     FROM_PAIRS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -68,13 +84,19 @@ def _gate(
 ):
     dtype = output.dtype.element_ty
     expert, group, count = group_of(experts, groups, counts, num_rows, FROM_PAIRS)
-    own, tile = weight + expert * 2 * size * in_size, tl.program_id(1)
+    own, own_bias, tile = weight + expert * 2 * size * in_size, bias + expert * 2 * size, tl.program_id(1)
     for first in range(0, count, BLOCK_ROWS):
         numbers = first + tl.arange(0, BLOCK_ROWS)
         is_row = numbers < count
         pairs = tl.load(group + numbers, mask=is_row, other=0).to(tl.int64)
         rows = pairs // TOP_K
-        columns, values = gates_of(x, own, tile, rows, is_row, in_size, size, dtype, BLOCK_OUT, BLOCK_IN, IN_FLOAT32)
+        columns, gate, up = halves_of(
+            x, own, own_bias, tile, rows, is_row, in_size, size, dtype, HAS_BIAS, BLOCK_OUT, BLOCK_IN, IN_FLOAT32
+        )
+        if ALPHA == 1.0 and float("inf") == LIMIT and SHIFT == 0.0:
+            values = gated(gate, up, dtype)
+        else:
+            values = gated_within(gate, up, ALPHA, LIMIT, SHIFT, dtype)
         is_wanted = is_row[None, :] & (columns < size)[:, None]
         tl.store(output + pairs[None, :] * size + columns[:, None], values, mask=is_wanted)
 
@@ -83,6 +105,7 @@ def _gate(
 def _down(
     x,  # [num_rows * TOP_K, in_size]
     weight,  # [experts, out_size, in_size]
+    bias,  # [experts, out_size], read if HAS_BIAS
     output,  # [num_rows * TOP_K, out_size]
     experts,  # [num_rows, TOP_K]
     groups,
@@ -90,6 +113,7 @@ def _down(
     num_rows,
     in_size,
     out_size,
+    HAS_BIAS: tl.constexpr,
     FROM_PAIRS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
@@ -104,6 +128,8 @@ def _down(
         pairs = tl.load(group + numbers, mask=is_row, other=0).to(tl.int64)
         # Tiles past the end read the first outputs again, so that no load of the weight is masked.
         sums = sums_of(x, own, outs % out_size, pairs, is_row, in_size, BLOCK_IN, IN_FLOAT32)
+        if HAS_BIAS:
+            sums += tl.load(bias + expert * out_size + outs % out_size).to(tl.float32)[:, None]
         is_wanted = is_row[None, :] & (outs < out_size)[:, None]
         places = output + pairs[None, :] * out_size + outs[:, None]
         tl.store(places, rounded(sums, output.dtype.element_ty), mask=is_wanted)
@@ -133,14 +159,15 @@ def block_in(size: int) -> int:
     return block
 
 
-def mix_experts(x: Tensor, shares: Tensor, experts: Tensor, gate_and_up: Tensor, down: Tensor) -> Tensor:
-    """[R, H] from x [R, H], shares and experts [R, top_k] of `route`, gate_and_up [experts, 2 * I, H] and down [experts, H, I]."""
+def mix_experts(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTensors, gate: Gate) -> Tensor:
+    """[R, H] from x [R, H], shares and experts [R, top_k] of `route`."""
     (num_rows, hidden_size), top_k = x.shape, experts.shape[1]
-    count, _, size = down.shape
+    count, _, size = weights.down.shape
     num_pairs = num_rows * top_k
     groups, counts = experts.new_empty(count, num_rows), experts.new_empty(count)
     _group[(count,)](experts, groups, counts, num_rows, num_pairs, BLOCK=GROUP_BLOCK)
     tiling = {
+        "HAS_BIAS": weights.down_bias is not None,
         "FROM_PAIRS": num_pairs < count,
         # Twice the rows that an expert has on average, so that few have more than are multiplied at a time.
         "BLOCK_ROWS": min(MOST_BLOCK_ROWS, padded(2 * triton.cdiv(num_pairs, count), least=16)),
@@ -153,17 +180,29 @@ def mix_experts(x: Tensor, shares: Tensor, experts: Tensor, gate_and_up: Tensor,
     activations, added = x.new_empty(num_pairs, size), x.new_empty(num_pairs, hidden_size)
     _gate[(programs, triton.cdiv(size, BLOCK_OUT // 2))](
         x.contiguous(),
-        gate_and_up,
+        weights.gate_and_up,
+        shares if weights.gate_and_up_bias is None else weights.gate_and_up_bias,
         activations,
         *grouping,
         hidden_size,
         size,
         TOP_K=top_k,
+        ALPHA=gate.alpha,
+        LIMIT=gate.limit,
+        SHIFT=gate.shift,
         BLOCK_IN=block_in(hidden_size),
         **tiling,
     )
     _down[(programs, triton.cdiv(hidden_size, BLOCK_OUT))](
-        activations, down, added, *grouping, size, hidden_size, BLOCK_IN=block_in(size), **tiling
+        activations,
+        weights.down,
+        shares if weights.down_bias is None else weights.down_bias,
+        added,
+        *grouping,
+        size,
+        hidden_size,
+        BLOCK_IN=block_in(size),
+        **tiling,
     )
     output = torch.empty_like(x)
     block = min(SUM_BLOCK, padded(hidden_size))
