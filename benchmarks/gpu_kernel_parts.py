@@ -71,9 +71,9 @@ def products(bench: Bench) -> Jobs:
 def experts(bench: Bench) -> Jobs:
     """Of one layer of the target; of Qwen3-30B-A3B where that has none."""
     spec = bench.models.spec
-    hidden, shape = (
-        (spec.shape.hidden_size, spec.experts[-1]) if spec.experts[-1] else (2048, ExpertShape(128, 768, Mixing(8, True)))
-    )
+    hidden, shape = 2048, ExpertShape(128, 768, Mixing(8, True))
+    if own := spec.experts[-1]:
+        hidden, shape = spec.shape.hidden_size, own
     if bench.is_quick:
         hidden, shape = 64, ExpertShape(4, 32, Mixing(2, True))
 

@@ -25,8 +25,8 @@ class AttentionBackend(Protocol):
         """Attention of queries [T, query heads, head_dim] over their sequences' cached rows; the same shape comes back.
 
         The rows of this pass are already in the pool. Query heads share key heads in groups. `window` bounds how far back a
-        query sees, itself included. `sinks` [query heads] float32 are logits beside those of what is seen: each takes a share of its
-        head's softmax and adds nothing (OpenAI, gpt-oss model card, 2025, section 2.2; after Xiao et al., 2023).
+        query sees, itself included. `sinks` [query heads] float32 are logits beside those of what is seen: each takes a share of
+        its head's softmax and adds nothing (OpenAI, gpt-oss model card, 2025; after Xiao et al., 2023).
         """
         ...
 

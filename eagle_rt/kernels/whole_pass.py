@@ -53,8 +53,8 @@ def whole_pass(cos: Tensor, sin: Tensor, storage: Tensor, slots: Tensor, seen: S
 @dataclass(frozen=True)
 class LayerParts:
     """What a decoder layer is made of: products of queries, keys and values, of the output, and of the feed-forward part; norms of
-    queries and keys, if there are any, and the one before the feed-forward part; and for how many heads, how far back and with which
-    sinks its attention sees, see `AttentionBackend.run`.
+    queries and keys, if there are any, and the one before the feed-forward part; and for how many heads, how far back and with
+    which sinks its attention sees, see `AttentionBackend.run`.
 
     mixing: of experts; None where there are none. Their products are those of the router, of gates and ups, and of downs; otherwise
     they are of gate and up, and of down.

@@ -6,6 +6,8 @@
   of each output or group of inputs, which `X.weight_g_idx` names where they are not side by side.
 * gptq: `X.qweight` [in, out], inputs side by side in a word, `X.qzeros`, `X.scales` and `X.g_idx`, the group of each input.
 * awq (gemm): `X.qweight` [in, out], eight outputs in a word, the even ones first, `X.qzeros` and `X.scales`.
+* mxfp4 (gpt-oss): of many weights in one tensor `X` [weights, in, out] `X_blocks` [weights, out, in / 32, 16], two numbers of four
+  bits in a byte, the first lower, and `X_scales` [weights, out, in / 32], exponents (OCP Microscaling Formats 1.0, 2023).
 """
 
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from eagle_rt.models.weights import Checkpoint, Rename
 
-METHODS = ("fp8", "fbgemm_fp8", "modelopt", "compressed-tensors", "gptq", "awq")
+METHODS = ("fp8", "fbgemm_fp8", "modelopt", "compressed-tensors", "gptq", "awq", "mxfp4")
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
 EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 WORD_BITS = 32
@@ -25,6 +27,8 @@ WORD_BITS = 32
 EXPONENT_OF_ONE = 127
 # Of activations and of the cache, which are not quantized here.
 NOT_NEEDED = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale")
+# What four bits stand for in mxfp4 (E2M1): a sign, and one of eight sizes.
+MXFP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 # Which of eight outputs stands at each place of a word of AWQ's.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -92,8 +96,13 @@ class QuantizedCheckpoint(Checkpoint):
         for packed in [name for name in self._file_of if name.endswith((".qweight", ".weight_packed"))]:
             weight = f"{packed.rpartition('.')[0]}.weight"
             self._file_of[weight], self._stored_name[weight] = self._file_of[packed], self._stored_name[packed]
+        for blocks in [name for name in self._file_of if name.endswith("_blocks")]:
+            weights = blocks.removesuffix("_blocks")
+            self._file_of[weights], self._stored_name[weights] = self._file_of[blocks], self._stored_name[blocks]
 
     def _read(self, name: str) -> Tensor:
+        if f"{name}_blocks" in self:
+            return self._read_blocks(name)
         stem, _, kind = name.rpartition(".")
         if kind == "weight" and f"{stem}.qweight" in self:
             return self._read_words(stem)
@@ -149,6 +158,20 @@ class QuantizedCheckpoint(Checkpoint):
                 )
             spread = spread.repeat_interleave(own, axis).narrow(axis, 0, size)
         return spread
+
+    def _read_blocks(self, name: str) -> Tensor:
+        """mxfp4: [weights, in, out]; weight by weight, since all in float32 would take eight times what is stored."""
+        blocks, scales = self._part(f"{name}_blocks"), self._part(f"{name}_scales")
+        if blocks.shape[:-1] != scales.shape:
+            raise ValueError(
+                f"{name}_scales in {self.model_dir} has shape {list(scales.shape)}, which does not fit {list(blocks.shape)} blocks"
+            )
+        values = torch.tensor(MXFP4)
+        weights = torch.empty(*scales.shape[:-1], 2 * blocks[0, 0].numel(), dtype=self._dtype)
+        for own, own_blocks, own_scales in zip(weights, blocks, scales, strict=True):
+            codes = torch.stack((own_blocks & 15, own_blocks >> 4), dim=-1).flatten(2)
+            own.copy_((values[codes.long()] * torch.exp2(own_scales.float() - EXPONENT_OF_ONE)[..., None]).flatten(1))
+        return weights.transpose(1, 2)
 
     def _read_words(self, stem: str) -> Tensor:
         """gptq and awq: whole numbers [in, out], with zero points and scales [groups, out]."""

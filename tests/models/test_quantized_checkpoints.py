@@ -1,7 +1,9 @@
 """Checkpoints in few bits, written number by number as their layouts are published, against transformers with the same weights."""
 
+import itertools
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,6 +239,61 @@ def test_every_layout(tmp_path: Path, name: str, family: str) -> None:
     expected = model(torch.tensor([TEXT])).logits[0]
     assert expected.std() > 0.1
     torch.testing.assert_close(text_logits(load_target(quantized), TEXT), expected, atol=2e-4, rtol=0)
+
+
+def mxfp4(weights: Tensor, rng: random.Random) -> tuple[Tensors, Tensor]:
+    """Of weights [count, in, out], which are stored outputs first."""
+    values = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    weights = weights.transpose(1, 2)
+    *shape, in_size = weights.shape
+    blocks, scales = (
+        torch.empty(*shape, in_size // 32, 16, dtype=torch.uint8),
+        torch.empty(*shape, in_size // 32, dtype=torch.uint8),
+    )
+    meant = torch.empty(weights.shape)
+    for place in itertools.product(*map(range, scales.shape)):
+        inputs = slice(32 * place[-1], 32 * (place[-1] + 1))
+        scales[place] = rng.randrange(122, 127)
+        scale, codes = 2.0 ** (int(scales[place]) - 127), []
+        for number in weights[place[:-1]][inputs].tolist():
+            size = min(range(8), key=lambda code: abs(abs(number) / scale - values[code]))
+            codes.append(size + 8 * (number < 0))
+        blocks[place] = torch.tensor([low + 16 * high for low, high in zip(codes[::2], codes[1::2], strict=True)])
+        signed = [values[code % 8] * (-1 if code >= 8 else 1) * scale for code in codes]
+        meant[place[:-1]][inputs] = torch.tensor(signed)
+    return {"blocks": blocks, "scales": scales}, meant.transpose(1, 2).contiguous()
+
+
+def write_mxfp4(directory: Path) -> Path:
+    plain, quantized = checkpoints.write_target(directory / "plain", "gpt-oss", num_hidden_layers=2), directory / "quantized"
+    tensors, few, rng = load_file(plain / "model.safetensors"), {}, random.Random(3)
+    for name, tensor in tensors.items():
+        if name.endswith("_proj"):
+            own, tensors[name] = mxfp4(tensor, rng)
+            few |= {f"{name}_{part}": value for part, value in own.items()}
+        else:
+            few[name] = tensor
+    shutil.copytree(plain, quantized)
+    for folder, own in ((plain, tensors), (quantized, few)):
+        save_file(own, folder / "model.safetensors", metadata={"format": "pt"})
+    document = {**json.loads((plain / "config.json").read_text()), "quantization_config": {"quant_method": "mxfp4"}}
+    (quantized / "config.json").write_text(json.dumps(document))
+    return quantized
+
+
+@torch.inference_mode()
+def test_mxfp4(tmp_path: Path) -> None:
+    quantized = write_mxfp4(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32, attn_implementation="eager")
+    expected = model(torch.tensor([TEXT])).logits[0]
+    assert expected.std() > 0.1
+    torch.testing.assert_close(text_logits(load_target(quantized), TEXT), expected, atol=2e-4, rtol=0)
+    file = quantized / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+    save_file({**tensors, name: tensors[name][..., :2].contiguous()}, file)
+    with pytest.raises(ValueError, match=rf"{name} in .* has shape \[8, 64, 2\], which does not fit \[8, 64, 3, 16\] blocks"):
+        load_target(quantized)
 
 
 def test_biases_of_nothing_are_none(tmp_path: Path) -> None:

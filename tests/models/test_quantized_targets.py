@@ -31,7 +31,8 @@ def rounded_logits(directory: Path) -> Tensor:
         weights = {"weight"} if isinstance(module, torch.nn.Linear) else {"gate_up_proj", "down_proj"} & module._parameters.keys()
         for name in weights:
             weight = getattr(module, name)
-            largest = weight.abs().amax(dim=-1, keepdim=True).clamp(min=1e-9)
+            inputs = -2 if type(module).__name__ == "GptOssExperts" else -1
+            largest = weight.abs().amax(dim=inputs, keepdim=True).clamp(min=1e-9)
             setattr(module, name, torch.nn.Parameter(torch.round(127 * weight / largest) / 127 * largest))
     return model(torch.tensor([TEXT])).logits[0]
 

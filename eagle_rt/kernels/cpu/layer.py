@@ -20,8 +20,7 @@ from eagle_rt.kernels.cpu.vectors import pairs_of
 
 
 class LayerWeights(NamedTuple):
-    """head_norms: [2, head_dim] those of queries and keys, or [2, 0]. Norms are an `array_of`. sinks: [heads] as `row_attention` takes
-    them."""
+    """head_norms: [2, head_dim] those of queries and keys, or [2, 0]. Norms are an `array_of`. sinks: [heads], of `sinks_for`."""
 
     qkv: Weights
     head_norms: NDArray

@@ -121,10 +121,10 @@ def row_attention(
 ) -> None:
     """Fills some rows [R] of outputs [T, heads, P], attention of queries [T, heads, P] over a cache [S, 2, kv heads, P].
 
-    All are pairs, int32 of bfloat16 or int64 of float32. sinks: [heads] see `sinks_for`. Of its sequence each of the R rows sees the places from lows to prefixes,
-    and of `widths` places from there on those that seen [T, C] says. bounds: [n + 1] where runs of rows begin and end that are of
-    one sequence: they go through its cache together, block by block, so that it is read from memory once. firsts, table: of the
-    R rows' sequences, see `HostRows.firsts_and_table`.
+    All are pairs, int32 of bfloat16 or int64 of float32. sinks: [heads] see `sinks_for`. Of its sequence each of the R rows sees
+    the places from lows to prefixes, and of `widths` places from there on those that seen [T, C] says. bounds: [n + 1] where runs
+    of rows begin and end that are of one sequence: they go through its cache together, block by block, so that it is read from
+    memory once. firsts, table: of the R rows' sequences, see `HostRows.firsts_and_table`.
     """
     num_heads, num_kv_heads, num_pairs = queries.shape[1], cache.shape[2], cache.shape[3]
     num_shared = num_heads // num_kv_heads
@@ -169,4 +169,4 @@ def row_attention(
 
 def sinks_for(sinks: Tensor | None, num_heads: int) -> NDArray[np.float32]:
     """[heads] what is scored beside all that is seen and has no value, to the base 2; None: nothing is."""
-    return np.full(num_heads, NO_SINK) if sinks is None else (sinks.float() * LOG2_E).numpy()
+    return np.full(num_heads, NO_SINK) if sinks is None else (sinks.float() * float(LOG2_E)).numpy()

@@ -12,7 +12,7 @@ from eagle_rt.kernels.gate import SWIGLU, Gate
 
 def in_float32(gate: Gate) -> Gate:
     """As compiled functions take it."""
-    return Gate(*map(np.float32, gate))
+    return Gate(*(np.float32(number) for number in gate))  # pyright: ignore[reportArgumentType]
 
 
 PLAIN = in_float32(SWIGLU)
@@ -30,13 +30,13 @@ def silu_and_mul(gate_and_up: Tensor) -> Tensor:
 def gate_rows(gate_and_up: np.ndarray, gate: Gate, gated: np.ndarray) -> None:
     """Fills gated [T, I] from [T, 2 * I]. Both are an `array_of`."""
     for r in prange(gated.shape[0]):
-        gate_row(gate_and_up[r], gate.alpha, gate.limit, gate.shift, gated[r])
+        gate_row(gate_and_up[r], gate, gated[r])
 
 
 # What may divide by zero, and raise, is compiled number by number.
 @njit(cache=True, fastmath=set(FLAGS), error_model="numpy")
-def gate_row(gate_and_up: np.ndarray, alpha: np.float32, limit: np.float32, shift: np.float32, gated: np.ndarray) -> None:
-    size = len(gated)
+def gate_row(gate_and_up: np.ndarray, own: Gate, gated: np.ndarray) -> None:
+    size, alpha, limit, shift = len(gated), own.alpha, own.limit, own.shift
     for i in range(size):
         gate, up = number_of(gate_and_up[i]), number_of(gate_and_up[size + i])
         gate = limit if gate > limit else gate  # what is no number stays so
