@@ -13,8 +13,8 @@ FIT_CHECKS = ("off", "warn", "auto")
 
 QUANTIZATIONS, DRAFT_QUANTIZATIONS = ("none", "int8"), ("auto", "none", "int8")
 TREES = ("auto", "adaptive", "fixed")
-# SGLang's names, all for the marks <think> and </think>; auto: where the model's chat template knows these.
-REASONING_PARSERS = ("auto", "none", "deepseek-r1", "qwen3", "qwen3-thinking")
+# SGLang's names, all but the last for the marks <think> and </think>; auto: which of them the model's chat template knows, if any.
+REASONING_PARSERS = ("auto", "none", "deepseek-r1", "qwen3", "qwen3-thinking", "gpt-oss")
 
 
 def option(group: str, help: str, default: Any = MISSING, **flag: Any) -> Any:

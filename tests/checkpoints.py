@@ -85,13 +85,13 @@ def random_model(config, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, after six special tokens."""
+def byte_tokenizer(more_special: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
+    """One token per byte, after six special tokens and before more."""
     special = ["<|pad|>", "<|bos|>", "<|system|>", "<|end|>", "<|user|>", "<|assistant|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: index for index, token in enumerate(special + alphabet)}
+    vocab = {token: index for index, token in enumerate([*special, *alphabet, *more_special])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.add_special_tokens(special)
+    tokenizer.add_special_tokens([*special, *more_special])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     template = (

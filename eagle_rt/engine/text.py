@@ -1,6 +1,7 @@
 """From tokens to text while they come: whole characters only, stop strings cut out."""
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -28,7 +29,14 @@ class Reply:
     Text that could still become part of a stop string, or of a character, is held back until that is decided.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, sampling: SamplingParams, num_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: SamplingParams,
+        num_prompt_tokens: int,
+        *,
+        keeps_special_tokens: bool = False,
+    ) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []  # of the tokens, if they were asked for
         self.traces: list[StepTrace] = []  # of the decode steps, in the same way
@@ -36,7 +44,7 @@ class Reply:
         self.finish_reason: dict[str, Any] | None = None
         self.stats = RequestStats()
         self.num_prompt_tokens = num_prompt_tokens
-        self._tokenizer = tokenizer
+        self._decoded = partial(decode_tokens, tokenizer, keeps_special_tokens=keeps_special_tokens)
         self._stop, self._num_logprobs, self._is_traced = sampling.stop, sampling.logprobs, sampling.speculative.trace
         self._decoded_start = 0  # tokens from here on are decoded together, so that spaces between words survive
         self._decoded_end = 0
@@ -103,8 +111,8 @@ class Reply:
         return {"output_token_logprobs": own, "output_top_logprobs": best}
 
     def _decode(self, *, is_last: bool) -> None:
-        before = decode_tokens(self._tokenizer, self.tokens[self._decoded_start : self._decoded_end])
-        now = decode_tokens(self._tokenizer, self.tokens[self._decoded_start :])
+        before = self._decoded(self.tokens[self._decoded_start : self._decoded_end])
+        now = self._decoded(self.tokens[self._decoded_start :])
         if now.endswith(INCOMPLETE) and not is_last:
             return
         self.text += now[len(before) :]

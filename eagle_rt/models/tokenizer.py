@@ -15,6 +15,9 @@ SAMPLED_DEFAULTS, DEFAULTS = ("temperature", "top_p", "top_k", "min_p"), ("repet
 # What transformers takes itself, or its templates are given by it.
 TEMPLATE_ARGUMENTS = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 
+# With which gpt-oss writes messages within a reply: special tokens that are part of its text.
+HARMONY_MARKS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
+
 
 def load_tokenizer(model_dir: Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """Raises ValueError if the folder holds no tokenizer that transformers can load."""
@@ -79,9 +82,9 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Prompts) -> list
     return [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in several]
 
 
-def decode_tokens(tokenizer: PreTrainedTokenizerBase, tokens: list[int]) -> str:
-    """Text without special tokens."""
-    return cast(str, tokenizer.decode(tokens, skip_special_tokens=True))
+def decode_tokens(tokenizer: PreTrainedTokenizerBase, tokens: list[int], *, keeps_special_tokens: bool = False) -> str:
+    """Text, without special tokens unless these are kept."""
+    return cast(str, tokenizer.decode(tokens, skip_special_tokens=not keeps_special_tokens))
 
 
 def generation_config(model_dir: Path) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from eagle_rt.engine.text import Reply, TextDelta
 from eagle_rt.models.tokenizer import chat_tokens, encode_prompts, is_single
 from eagle_rt.server.choices import ChatChoice, Choice, CompletionChoice
 from eagle_rt.server.errors import ApiError, add_error_handlers
+from eagle_rt.server.harmony import harmony_message, writes_harmony
 from eagle_rt.server.logprobs import Format, ToldLogprobs, chat_logprobs, completion_logprobs
 from eagle_rt.server.prometheus import EngineCollector
 from eagle_rt.server.protocol import ChatRequest, CompletionRequest, GenerateRequest, OpenAIRequest
-from eagle_rt.server.reasoning import reasoning_of
+from eagle_rt.server.reasoning import reply_form
 from eagle_rt.server.service import EngineService, Generation
 from eagle_rt.server.stream import native_events, openai_events
 from eagle_rt.server.tools import template_message, tools_of
@@ -54,21 +55,20 @@ def create_app(service: EngineService, model_name: str, api_key: str | None, rea
         check_model(body)
         tokenizer, tools = service.info.tokenizer, tools_of(body, service.info.tokenizer)
         messages = [template_message(message) for message in body.messages]
+        messages = [harmony_message(message) for message in messages] if writes_harmony(tokenizer) else messages
         prompt = chat_tokens(tokenizer, messages, tools and tools.described, options=body.template_options)
-        reasoning = reasoning_of(tokenizer, prompt, reasoning_parser)
+        form = reply_form(tokenizer, prompt, reasoning_parser)
         max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         tag = tools and tools.structural_tag
         params = body.sampling(service.info.sampling_defaults, max_tokens, body.num_logprobs, tag)
-        generation = service.generate([prompt], reasoning.before(params) if reasoning else params)
-        thoughts = reasoning if body.separate_reasoning else None
+        params = form.before(params, is_call=tag is not None)
+        generation = service.generate([prompt], params, keeps_special_tokens=form.keeps_special_tokens)
         return await openai_response(
             body,
             request,
             generation,
             name="chat.completion",
-            choices=[
-                ChatChoice(tools.reader() if tools else None, thoughts.reader() if thoughts else None) for _ in generation.replies
-            ],
+            choices=[ChatChoice(form.reader(tools, tells_reasoning=body.separate_reasoning)) for _ in generation.replies],
             tell=chat_logprobs,
             opening=[
                 {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}

@@ -1,15 +1,16 @@
 """What a model thinks before it answers: told apart from the answer, and left free where the answer must match something."""
 
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
-from eagle_rt.engine.params import Grammar, SamplingParams, message_of
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.server.harmony import Harmony, writes_harmony
+from eagle_rt.server.matching import behind, matched_format
+from eagle_rt.server.replies import ReplyForm, ReplyPart, ReplyReader
 from eagle_rt.server.text import length_of_begun
-from eagle_rt.server.tools import json_format
+from eagle_rt.server.tools import CallReader, Tools
 
 # DeepSeek-R1's marks, which Qwen 3 and MiMo have too.
 OPENS, CLOSES = "<think>", "</think>"
@@ -66,21 +67,48 @@ class ReasoningReader:
         return text
 
 
+class MarkedReader:
+    """Of a reply with marks around thoughts, which it begins with, and around calls. None of either: such marks are text."""
+
+    def __init__(self, calls: CallReader | None, thoughts: ReasoningReader | None = None) -> None:
+        self.tells_reasoning = thoughts is not None
+        self._thoughts, self._calls = thoughts, calls
+
+    @property
+    def num_calls(self) -> int:
+        return self._calls.num_calls if self._calls else 0
+
+    def read(self, text: str, *, is_last: bool) -> ReplyPart:
+        reasoning, text = self._thoughts.read(text, is_last=is_last) if self._thoughts else ("", text)
+        content, calls = self._calls.read(text, is_last=is_last) if self._calls else (text, [])
+        return ReplyPart(reasoning, content, calls)
+
+
+@dataclass(frozen=True)
+class AllAnswer:
+    """Of a model that does not think."""
+
+    keeps_special_tokens = False
+
+    def reader(self, tools: Tools | None, *, tells_reasoning: bool) -> ReplyReader:
+        return MarkedReader(tools.reader() if tools else None)
+
+    def before(self, params: SamplingParams, *, is_call: bool) -> SamplingParams:
+        return params
+
+
 @dataclass(frozen=True)
 class Reasoning:
-    """Of one reply. has_begun: the prompt has opened it."""
+    """Between marks, before the answer. has_begun: the prompt has opened it."""
 
     has_begun: bool
+    keeps_special_tokens = False
 
-    def reader(self) -> ReasoningReader:
-        return ReasoningReader(has_begun=self.has_begun)
+    def reader(self, tools: Tools | None, *, tells_reasoning: bool) -> ReplyReader:
+        thoughts = ReasoningReader(has_begun=self.has_begun) if tells_reasoning else None
+        return MarkedReader(tools.reader() if tools else None, thoughts)
 
-    def before(self, params: SamplingParams) -> SamplingParams:
-        """What the reply must match, if anything, is matched behind the reasoning.
-
-        Raises:
-            ValueError: that is too long.
-        """
+    def before(self, params: SamplingParams, *, is_call: bool) -> SamplingParams:
         answer = params.grammar and matched_format(params.grammar)
         if not answer:
             return params
@@ -90,34 +118,18 @@ class Reasoning:
             "content": {"type": "any_text"},
             "end": [f"{CLOSES}\n\n", f"{CLOSES}\n", CLOSES],
         }
-        if not self.has_begun:
-            thoughts = {"type": "optional", "content": thoughts}
-        whole = {"type": "structural_tag", "format": {"type": "sequence", "elements": [thoughts, answer]}}
-        try:
-            return replace(params, json_schema=None, regex=None, structural_tag=json.dumps(whole))
-        except ValidationError as error:  # it has become too long
-            raise ValueError(message_of(error)) from None
+        return behind(params, [thoughts if self.has_begun else {"type": "optional", "content": thoughts}], answer)
 
 
-def reasoning_of(tokenizer: PreTrainedTokenizerBase, prompt: list[int], parser: str) -> Reasoning | None:
-    """None where a model does not think, or the prompt has told it not to: by the thoughts that it has closed.
+def reply_form(tokenizer: PreTrainedTokenizerBase, prompt: list[int], parser: str) -> ReplyForm:
+    """How this model replies to this prompt: whether it thinks first, unless the prompt has told it not to, by the thoughts that it
+    has closed.
 
     parser: one of `config.REASONING_PARSERS`.
     """
+    if parser == "gpt-oss" or (parser in ("auto", "none") and writes_harmony(tokenizer)):
+        return Harmony(tells_reasoning=parser != "none")
     if parser == "none" or (parser == "auto" and CLOSES not in str(tokenizer.chat_template)):
-        return None
+        return AllAnswer()
     tail = str(tokenizer.decode(prompt[-TAIL:])).rstrip()
-    return None if tail.endswith(CLOSES) else Reasoning(tail.endswith(OPENS))
-
-
-def matched_format(grammar: Grammar) -> dict[str, Any] | None:
-    """The grammar as a part of xgrammar's structural tags; None for one that cannot be a part."""
-    if grammar.kind == "regex":
-        return {"type": "regex", "pattern": grammar.text}
-    try:
-        document = json.loads(grammar.text)
-    except ValueError:
-        return None  # which its compiler will say
-    if grammar.kind == "json_schema":
-        return json_format(document)
-    return document.get("format") if isinstance(document, dict) else None
+    return AllAnswer() if tail.endswith(CLOSES) else Reasoning(tail.endswith(OPENS))

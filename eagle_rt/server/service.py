@@ -60,8 +60,9 @@ class EngineService:
                 await self._process.commands.send(encode(Shutdown()), zmq.DONTWAIT)
             await asyncio.to_thread(self._process.join, 10)
 
-    def generate(self, prompts: list[list[int]], params: SamplingParams) -> "Generation":
-        return Generation(self, prompts, params)
+    def generate(self, prompts: list[list[int]], params: SamplingParams, *, keeps_special_tokens: bool = False) -> "Generation":
+        """keeps_special_tokens: in the replies' texts."""
+        return Generation(self, prompts, params, keeps_special_tokens=keeps_special_tokens)
 
     async def submit(self, tokens: list[int], params: SamplingParams, events: "asyncio.Queue[Any]") -> str:
         if self.death is not None:
@@ -113,12 +114,18 @@ class EngineService:
 class Generation:
     """The replies to one HTTP request: n for every prompt. Iterate over it for the text as it comes, then `close` it."""
 
-    def __init__(self, service: EngineService, prompts: list[list[int]], params: SamplingParams) -> None:
+    def __init__(
+        self, service: EngineService, prompts: list[list[int]], params: SamplingParams, *, keeps_special_tokens: bool
+    ) -> None:
         self._service = service
         self._params = params
         self._prompts = prompts
         self._indices: dict[str, int] = {}
-        self.replies = [Reply(service.info.tokenizer, params, len(prompt)) for prompt in prompts for _ in range(params.n)]
+        self.replies = [
+            Reply(service.info.tokenizer, params, len(prompt), keeps_special_tokens=keeps_special_tokens)
+            for prompt in prompts
+            for _ in range(params.n)
+        ]
 
     async def deltas(self) -> AsyncIterator[tuple[int, TextDelta]]:
         """(number of the reply, its new text), until all have ended.

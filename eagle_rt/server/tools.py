@@ -32,6 +32,11 @@ class CallFormat:
 TAGGED = CallFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "<tool_call>", "</tool_call>", "arguments")
 BARE = CallFormat('{"name": "', '", "parameters": ', "}", "{", "", "parameters")
 
+# gpt-oss', whose calls are messages of their own, see `harmony`; such a message ends a reply.
+MESSAGES = CallFormat(
+    "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "", "<|channel|>commentary to=functions.", "", ""
+)
+
 
 def call_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat:
     """By what the chat template tells the model.
@@ -40,6 +45,8 @@ def call_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat:
         ValueError: it tells nothing of calls, or of none that are known here.
     """
     template = str(tokenizer.chat_template)
+    if "<|channel|>" in template and "functions" in template:
+        return MESSAGES
     if "<tool_call>" in template and "arguments" in template and "<function=" not in template:
         return TAGGED
     if '"parameters"' in template and "tools" in template:
@@ -146,8 +153,12 @@ class Tools:
         """As chat templates take them."""
         return [tool.model_dump(exclude_none=True) for tool in self.tools]
 
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool.function.name for tool in self.tools)
+
     def reader(self) -> CallReader:
-        return CallReader(self.form, frozenset(tool.function.name for tool in self.tools))
+        return CallReader(self.form, self.names)
 
 
 def tools_of(body: ChatRequest, tokenizer: PreTrainedTokenizerBase) -> Tools | None:

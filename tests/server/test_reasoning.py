@@ -21,7 +21,8 @@ from eagle_rt.engine.text import TextDelta
 from eagle_rt.models.tokenizer import chat_tokens
 from eagle_rt.server.choices import ChatChoice
 from eagle_rt.server.protocol import ChatRequest
-from eagle_rt.server.reasoning import Reasoning, ReasoningReader, reasoning_of
+from eagle_rt.server.reasoning import AllAnswer, MarkedReader, Reasoning, ReasoningReader, reply_form
+from eagle_rt.server.replies import ReplyForm
 from eagle_rt.server.tools import TAGGED, CallReader, template_message
 
 # As Qwen 3's, which is told to think or not, and as one that always does.
@@ -77,22 +78,22 @@ def prompt_for(template: str, **options: Any) -> tuple[Any, list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("template", "options", "parser", "reasoning"),
+    ("template", "options", "parser", "form"),
     [
         (SWITCHED, {}, "auto", Reasoning(has_begun=False)),
         (SWITCHED, {"chat_template_kwargs": {"enable_thinking": True}}, "auto", Reasoning(has_begun=False)),
-        (SWITCHED, {"chat_template_kwargs": {"enable_thinking": False}}, "auto", None),
-        (SWITCHED, {"reasoning_effort": "none"}, "auto", None),
+        (SWITCHED, {"chat_template_kwargs": {"enable_thinking": False}}, "auto", AllAnswer()),
+        (SWITCHED, {"reasoning_effort": "none"}, "auto", AllAnswer()),
         (SWITCHED, {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "auto", Reasoning(False)),
         (SWITCHED, {"reasoning_effort": "low"}, "auto", Reasoning(has_begun=False)),
-        (SWITCHED, {}, "none", None),
+        (SWITCHED, {}, "none", AllAnswer()),
         (ALWAYS, {}, "auto", Reasoning(has_begun=True)),
-        ("", {}, "auto", None),
+        ("", {}, "auto", AllAnswer()),
         ("", {}, "qwen3", Reasoning(has_begun=False)),
     ],
 )
-def test_who_thinks(template: str, options: dict[str, Any], parser: str, reasoning: Reasoning | None) -> None:
-    assert reasoning_of(*prompt_for(template, **options), parser) == reasoning
+def test_who_thinks(template: str, options: dict[str, Any], parser: str, form: ReplyForm) -> None:
+    assert reply_form(*prompt_for(template, **options), parser) == form
 
 
 def test_templates_get_what_is_theirs() -> None:
@@ -126,7 +127,7 @@ OK = '{"ok": true, "size": "small", "n": 12}'
 def test_answers_match_and_thoughts_are_free(
     has_begun: bool, params: SamplingParams, matching: list[str], others: list[str]
 ) -> None:
-    changed = Reasoning(has_begun).before(params)
+    changed = Reasoning(has_begun).before(params, is_call=False)
     assert changed.grammar
     assert changed.grammar.kind == "structural_tag"
     compiled = GrammarCompiler(INFO).compile_structural_tag(changed.grammar.text)
@@ -137,18 +138,18 @@ def test_answers_match_and_thoughts_are_free(
 
 def test_what_cannot_stand_behind_thoughts_stays_as_it_is() -> None:
     free = SamplingParams()
-    assert Reasoning(has_begun=True).before(free) is free
+    assert Reasoning(has_begun=True).before(free, is_call=False) is free
     for wrong in ("no JSON", '{"triggers": []}', "[]"):
         params = SamplingParams(structural_tag=wrong)
-        assert Reasoning(has_begun=True).before(params) is params
+        assert Reasoning(has_begun=True).before(params, is_call=False) is params
     long = sampling_params({"regex": "a" * (2**16 - 3)}, {})
     with pytest.raises(ValueError, match=r"^structural_tag is .*at most 65536 characters"):
-        Reasoning(has_begun=True).before(long)
+        Reasoning(has_begun=True).before(long, is_call=False)
 
 
 def test_choices_of_replies_with_thoughts_and_calls() -> None:
     call = TAGGED.begin + "add" + TAGGED.middle + "{}" + TAGGED.end
-    choice = ChatChoice(CallReader(TAGGED, frozenset(["add"])), ReasoningReader(has_begun=True))
+    choice = ChatChoice(MarkedReader(CallReader(TAGGED, frozenset(["add"])), ReasoningReader(has_begun=True)))
     texts = ["so <tool", "_call>\n</thi", "nk>\n\nYes. ", call]
     deltas = [choice.part(TextDelta(text, None))["delta"] for text in texts] + [choice.part(TextDelta("", THOUGHTS))["delta"]]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "so <tool_call>"

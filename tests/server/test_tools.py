@@ -15,6 +15,7 @@ from eagle_rt.engine.text import TextDelta
 from eagle_rt.models.tokenizer import chat_tokens
 from eagle_rt.server.choices import ChatChoice
 from eagle_rt.server.protocol import ChatRequest
+from eagle_rt.server.reasoning import MarkedReader
 from eagle_rt.server.tools import BARE, TAGGED, CallFormat, CallReader, call_format, template_message, tools_of
 
 NAMES = frozenset(["look_up", "add"])
@@ -187,7 +188,7 @@ def test_dialogues_with_calls() -> None:
 def test_choices_of_replies_with_calls() -> None:
     """Parts together are the whole; what ended a reply with calls is that it has made them."""
     end = {"type": "stop", "matched": 3}
-    choice = ChatChoice(CallReader(TAGGED, NAMES))
+    choice = ChatChoice(MarkedReader(CallReader(TAGGED, NAMES)))
     parts = [choice.part(TextDelta(text, None)) for text in ("Yes. ", ROME[:20], ROME[20:], SUM)] + [
         choice.part(TextDelta("", end))
     ]
@@ -197,5 +198,5 @@ def test_choices_of_replies_with_calls() -> None:
     assert json.loads(calls[0]["function"]["arguments"]) == {"city": "Rome"}
     assert calls[0]["id"] != calls[1]["id"]
     assert [part["finish_reason"] for part in parts] == [None] * 4 + ["tool_calls"]
-    cut_off = ChatChoice(CallReader(TAGGED, NAMES))
+    cut_off = ChatChoice(MarkedReader(CallReader(TAGGED, NAMES)))
     assert cut_off.part(TextDelta(ROME, {"type": "length", "length": 5}))["finish_reason"] == "length"
