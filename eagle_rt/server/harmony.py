@@ -120,7 +120,7 @@ class Harmony:
     def before(self, params: SamplingParams, *, is_call: bool) -> SamplingParams:
         """A call is a message; anything else stands in one of the final channel. Both behind one of thoughts, or none."""
         answer = params.grammar and matched_format(params.grammar)
-        if not answer or answer.get("type") == "triggered_tags":
+        if not answer:
             return params
         thoughts = [
             {"type": "tag", "begin": f"{CHANNEL}analysis{MESSAGE}", "content": {"type": "any_text"}, "end": END},

@@ -27,7 +27,9 @@ from eagle_rt.server.tools import call_format, tools_of
 NAMES = frozenset(["look_up", "add"])
 TEMPLATE = (
     "{% for tool in tools or [] %}namespace functions {type {{ tool.function.name }}}{% endfor %}"
-    "{% for message in messages %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endfor %}<|start|>assistant"
+    "{% for message in messages %}"
+    "{% if message.tool_calls and not message.thinking %}{{ raise_exception('no thoughts') }}{% endif %}"
+    "<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endfor %}<|start|>assistant"
     "{# which goes on with <|channel|> #}"
 )
 Call = tuple[str, dict[str, Any]]
@@ -232,6 +234,11 @@ def test_a_server_tells_messages_apart(oss: Server) -> None:
         for choice in chunk.choices:
             said[choice.index] += choice.delta.content or ""
     assert list(said.values()) == [choice.message.content for choice in choices]
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    thought = {"role": "assistant", "reasoning_content": "so", "tool_calls": [call]}
+    for message, status in ((thought, 200), ({**thought, "reasoning_content": None}, 400)):
+        body = {"messages": [*MESSAGES, message, {"role": "tool", "content": "1", "tool_call_id": "1"}], "max_tokens": 1}
+        assert oss.post("/v1/chat/completions", body).status_code == status
     choices = ask(tools=[ADD], tool_choice="required").choices
     called = [choice for choice in choices if choice.finish_reason == "tool_calls"]
     assert called
