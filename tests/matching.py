@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import product
+from typing import Any
 
 import regex
 from checkpoints import VOCAB_SIZE, byte_tokenizer
@@ -94,3 +95,11 @@ def begins_answer(grammar: Grammar, text: bytes) -> bool:
 
 def is_answer(grammar: Grammar, text: bytes) -> bool:
     return text in answers()
+
+
+def check_matches(structural_tag: str | dict[str, Any], matching: list[str], others: list[str]) -> None:
+    """These texts, as whole replies, match it, and the others do not."""
+    compiled = GrammarCompiler(INFO).compile_structural_tag(structural_tag)
+    for text in matching + others:
+        matcher = GrammarMatcher(compiled)
+        assert (matcher.accept_string(text) and matcher.is_completed()) == (text in matching), text

@@ -9,10 +9,9 @@ import pytest
 from checkpoints import VOCAB_SIZE, byte_tokenizer, write_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matching import ANSWER, INFO, LOOK_UP
+from matching import ANSWER, LOOK_UP, check_matches
 from server.test_tools import ADD, cut
 from servers import MESSAGES, Server
-from xgrammar import GrammarCompiler, GrammarMatcher
 
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.text import TextDelta
@@ -178,10 +177,7 @@ def test_replies_match(asked: dict[str, Any], matching: list[str], others: list[
     tag = tools and tools.structural_tag
     params = Harmony().before(body.sampling({}, None, None, tag), is_call=tag is not None)
     assert params.grammar
-    compiled = GrammarCompiler(INFO).compile_structural_tag(params.grammar.text)
-    for text in matching + others:
-        matcher = GrammarMatcher(compiled)
-        assert (matcher.accept_string(text) and matcher.is_completed()) == (text in matching), text
+    check_matches(params.grammar.text, matching, others)
 
 
 def test_without_anything_to_match_nothing_changes() -> None:

@@ -11,10 +11,9 @@ import pytest
 from checkpoints import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matching import ANSWER, INFO
+from matching import ANSWER, check_matches
 from server.test_tools import cut
 from servers import MESSAGES, Server
-from xgrammar import GrammarCompiler, GrammarMatcher
 
 from eagle_rt.engine.params import SamplingParams, sampling_params
 from eagle_rt.engine.text import TextDelta
@@ -130,10 +129,7 @@ def test_answers_match_and_thoughts_are_free(
     changed = Reasoning(has_begun).before(params, is_call=False)
     assert changed.grammar
     assert changed.grammar.kind == "structural_tag"
-    compiled = GrammarCompiler(INFO).compile_structural_tag(changed.grammar.text)
-    for text in matching + others:
-        matcher = GrammarMatcher(compiled)
-        assert (matcher.accept_string(text) and matcher.is_completed()) == (text in matching), text
+    check_matches(changed.grammar.text, matching, others)
 
 
 def test_what_cannot_stand_behind_thoughts_stays_as_it_is() -> None:

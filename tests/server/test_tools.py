@@ -7,7 +7,7 @@ import pytest
 from checkpoints import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matching import INFO, LOOK_UP
+from matching import INFO, LOOK_UP, check_matches
 from pydantic import ValidationError
 from xgrammar import GrammarCompiler, GrammarMatcher
 
@@ -132,11 +132,7 @@ def test_what_must_be_called(options: dict[str, Any], matching: list[str], other
     tools = tools_of(body(**options), byte_tokenizer())
     assert tools is not None
     assert tools.structural_tag is not None
-    compiled = GrammarCompiler(INFO).compile_structural_tag(tools.structural_tag)
-    for text in matching + others:
-        matcher = GrammarMatcher(compiled)
-        matches = matcher.accept_string(text) and matcher.is_completed()
-        assert matches == (text in matching), text
+    check_matches(tools.structural_tag, matching, others)
 
 
 def test_nothing_must_be_matched_unless_it_is_asked_for() -> None:
