@@ -134,7 +134,7 @@ def test_a_head_follows_while_nothing_is_drafted(target_dir: Path, head_dir: Pat
     shared = set(always) & set(seldom)
     assert len(shared) > 3
     for position in shared:
-        torch.testing.assert_close(seldom[position], always[position])
+        torch.testing.assert_close(seldom[position], always[position], atol=1e-4, rtol=0)
 
 
 def states_by_position(core: EngineCore) -> dict[int, Tensor]:
