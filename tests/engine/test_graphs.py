@@ -123,7 +123,7 @@ def test_a_head_follows_while_nothing_is_drafted(target_dir: Path, head_dir: Pat
     """What a tree accepts after rests is what it accepts where there were none."""
     prompts, setting = random_prompts(1, seed=8), [replace(SETTINGS[0], max_new_tokens=16)]
     tree, states = TreeShape(2, 1, 3), []
-    core = make_captured(target_dir, head_dir, (2, 1, 3), (1,), speculative_tree="adaptive")
+    core = make_captured(target_dir, head_dir, (2, 1, 3), (1,), speculative_tree="adaptive", disable_radix_cache=True)
     by_position = states_by_position(core)
     for trees in ([tree], [NO_SPECULATION, NO_SPECULATION, tree]):
         core.runner.choice = InTurns(trees)
@@ -134,7 +134,7 @@ def test_a_head_follows_while_nothing_is_drafted(target_dir: Path, head_dir: Pat
     shared = set(always) & set(seldom)
     assert len(shared) > 3
     for position in shared:
-        torch.testing.assert_close(seldom[position], always[position], atol=1e-4, rtol=0)
+        torch.testing.assert_close(seldom[position], always[position])
 
 
 def states_by_position(core: EngineCore) -> dict[int, Tensor]:
