@@ -53,6 +53,12 @@ def chat_tokens(
         raise ValueError(f"messages do not fit the model's chat template: {error}") from None
 
 
+def writes_harmony(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a model replies as gpt-oss does, by its chat template."""
+    template = str(tokenizer.chat_template)
+    return "<|channel|>" in template and "<|message|>" in template
+
+
 def question_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """What a user says, in the model's chat template where it has one."""
     if tokenizer.chat_template is None:

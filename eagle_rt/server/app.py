@@ -16,10 +16,10 @@ from eagle_rt.engine.engine import reply_dict
 from eagle_rt.engine.params import sampling_params
 from eagle_rt.engine.request import check_prompt_length
 from eagle_rt.engine.text import Reply, TextDelta
-from eagle_rt.models.tokenizer import chat_tokens, encode_prompts, is_single
+from eagle_rt.models.tokenizer import chat_tokens, encode_prompts, is_single, writes_harmony
 from eagle_rt.server.choices import ChatChoice, Choice, CompletionChoice
 from eagle_rt.server.errors import ApiError, add_error_handlers
-from eagle_rt.server.harmony import harmony_message, writes_harmony
+from eagle_rt.server.harmony import harmony_message
 from eagle_rt.server.logprobs import Format, ToldLogprobs, chat_logprobs, completion_logprobs
 from eagle_rt.server.prometheus import EngineCollector
 from eagle_rt.server.protocol import ChatRequest, CompletionRequest, GenerateRequest, OpenAIRequest

@@ -10,8 +10,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.tokenizer import HARMONY_MARKS
 from eagle_rt.server.matching import behind, matched_format
@@ -23,12 +21,6 @@ START, END, MESSAGE, CHANNEL, _ = HARMONY_MARKS
 # What a message ends with: the last ones end a reply too.
 ENDS = (END, START, "<|return|>", "<|call|>", "<|endoftext|>")
 FUNCTIONS = "functions."
-
-
-def writes_harmony(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """By the chat template."""
-    template = str(tokenizer.chat_template)
-    return CHANNEL in template and MESSAGE in template
 
 
 @dataclass(frozen=True)

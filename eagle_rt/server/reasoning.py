@@ -6,7 +6,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.engine.params import SamplingParams
-from eagle_rt.server.harmony import Harmony, writes_harmony
+from eagle_rt.models.tokenizer import writes_harmony
+from eagle_rt.server.harmony import Harmony
 from eagle_rt.server.matching import behind, matched_format
 from eagle_rt.server.replies import ReplyForm, ReplyPart, ReplyReader
 from eagle_rt.server.text import length_of_begun

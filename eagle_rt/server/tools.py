@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from eagle_rt.models.tokenizer import writes_harmony
 from eagle_rt.server.protocol import ChatMessage, ChatRequest, NamedFunction, Tool
 from eagle_rt.server.text import length_of_begun
 
@@ -45,7 +46,7 @@ def call_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat:
         ValueError: it tells nothing of calls, or of none that are known here.
     """
     template = str(tokenizer.chat_template)
-    if "<|channel|>" in template and "functions" in template:
+    if writes_harmony(tokenizer) and "functions" in template:
         return MESSAGES
     if "<tool_call>" in template and "arguments" in template and "<function=" not in template:
         return TAGGED
