@@ -174,6 +174,13 @@ class EngineConfig:
         "auto",
         choices=["auto", "torch", "numba", "triton", "flashinfer"],
     )
+    tensor_parallel_size: int = option(
+        "execution",
+        "Processes that hold the model together, each on a GPU of its own, or on its share of a CPU's cores; the head is with the "
+        "first. Steps are not captured then.",
+        1,
+        names=["--tp-size", "--tp"],
+    )
     cuda_graph_max_bs: int | None = option(
         "execution",
         "Largest batch whose steps are captured as CUDA graphs, with --attention-backend triton. Default: 32.",
@@ -195,7 +202,7 @@ class EngineConfig:
     strict: bool = option("execution", "Refuse to start, instead of going on without, where compiling or capturing fails.", False)
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "max_running_requests", "chunked_prefill_size"):
+        for name in ("page_size", "max_running_requests", "chunked_prefill_size", "tensor_parallel_size"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in (
             "context_length",
@@ -206,6 +213,9 @@ class EngineConfig:
         ):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least 1")
+        if self.enable_torch_compile:
+            only = "1, since --enable-torch-compile compiles whole passes"
+            require(self.tensor_parallel_size == 1, "tensor_parallel_size", self.tensor_parallel_size, only)
         sharpness = self.speculative_score_sharpness
         require(sharpness > 0, "speculative_score_sharpness", sharpness, "above 0")
         smallest = min(self.cuda_graph_bs or (1,))
@@ -247,7 +257,8 @@ class EngineConfig:
     def captures_steps(self) -> bool:
         """Whether decode steps are CUDA graphs: only our own kernels take all that they need from the device, which those ask for.
         Device and attention have been decided."""
-        return self.device == "cuda" and self.attention_backend == "triton" and not self.disable_cuda_graph
+        is_alone = self.tensor_parallel_size == 1
+        return self.device == "cuda" and self.attention_backend == "triton" and is_alone and not self.disable_cuda_graph
 
 
 def require(condition: bool, name: str, value: object, expectation: str) -> None:

@@ -13,6 +13,7 @@ LAYERS = [
     {"server", "bench", "demo", "train"},
     {"engine"},
     {"speculate"},
+    {"parallel"},
     {"models"},
     {"attention"},
     {"cache"},

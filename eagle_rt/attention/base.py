@@ -15,7 +15,11 @@ class AttentionBackend(Protocol):
 
     Some backends need lengths that the host knows (`HostRows`); one that serves captured steps takes `DeviceRows`, and its plan is
     then captured too.
+
+    name: what `attention_backend` knows it by.
     """
+
+    name: str
 
     def plan(self, batch: Batch, pool: KVPool) -> Any:
         """What all layers of this pass share: the cache, masks, lengths, work lists."""

@@ -61,6 +61,8 @@ class FlashInferPlan:
 class FlashInferAttention:
     """make_wrapper: gives a new `BatchPrefillWithPagedKVCacheWrapper`."""
 
+    name = "flashinfer"
+
     def __init__(self, make_wrapper: Callable[[], Any]) -> None:
         self._make_wrapper = make_wrapper
 

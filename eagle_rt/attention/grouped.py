@@ -62,6 +62,8 @@ class GroupedAttention:
     """Sequences that are alike go through torch's attention in one call, their rows copied side by side first. Sequences with many
     queries or rows go alone, their rows read where they are if they lie side by side."""
 
+    name = "torch"
+
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._memory = torch.empty(0, dtype=dtype)

@@ -33,6 +33,8 @@ class ReferencePlan:
 class ReferenceAttention:
     """Reads a sequence's rows and calls torch's own attention on them."""
 
+    name = "reference"
+
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
 

@@ -64,6 +64,8 @@ class RowPlan:
 class RowAttention(WholeLayers):
     """Every row by itself, as `row_attention` takes it, but sequences of many queries, which torch takes one after the other."""
 
+    name = "numba"
+
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         # Compiled now rather than in the first pass.

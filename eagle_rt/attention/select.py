@@ -7,10 +7,12 @@ import torch
 
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.attention.grouped import GroupedAttention
+from eagle_rt.attention.reference import ReferenceAttention
 
 
 def attention_backend(name: str, device: str, dtype: torch.dtype, head_dims: set[int]) -> AttentionBackend:
     """auto is our kernel for CPUs where it serves, and else torch's own attention; for a GPU `resolve_device` has decided.
+    reference is nothing that users ask for: the slow, obvious twin of all.
 
     Raises:
         ValueError: the backend cannot run here, or not with heads of these sizes.
@@ -23,7 +25,7 @@ def attention_backend(name: str, device: str, dtype: torch.dtype, head_dims: set
         return triton_attention(device)
     if name == "flashinfer":
         return flashinfer_attention(device, dtype, head_dims)
-    return GroupedAttention(dtype)
+    return ReferenceAttention(dtype) if name == "reference" else GroupedAttention(dtype)
 
 
 def numba_attention(device: str, dtype: torch.dtype, head_dims: set[int]) -> AttentionBackend:

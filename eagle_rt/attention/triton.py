@@ -25,6 +25,8 @@ class TritonPlan:
 class TritonAttention:
     """Lengths stay on the device. Where the host knows them too, it may also give sequences of unequal numbers of queries."""
 
+    name = "triton"
+
     def plan(self, batch: Batch, pool: KVPool) -> TritonPlan:
         device, mask = batch.tokens.device, batch.tree_mask
         rows = device_rows(batch.rows, device) if isinstance(batch.rows, HostRows) else batch.rows

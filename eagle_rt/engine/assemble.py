@@ -14,8 +14,8 @@ from eagle_rt.engine.gathering import Gathering
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.runner import Runner
 from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits
+from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.base import DraftHead
-from eagle_rt.models.spec import LayerShape, ModelSpec
 from eagle_rt.resolve import resolve_tree, unused_options
 from eagle_rt.speculate.acceptance import SHARPNESS
 from eagle_rt.speculate.drafter import TreeDrafter
@@ -43,8 +43,9 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
         raise ValueError(
             f"--speculative-eagle-topk {tree_shape.top_k} is more than the {draft_vocab_size} tokens that the head knows"
         )
-    limits = scheduler_limits(config, spec, head, tree_shape, dtype, models.context_length)
-    pool = make_pool(spec.num_layers, spec.shape, limits, dtype, device)
+    limits = scheduler_limits(config, models.target, head, tree_shape, dtype, models.context_length)
+    num_slots = (limits.num_pages + 1) * limits.page_size  # with a page for the padding of captured steps
+    pool = models.target.make_pool(num_slots)
     head_dims = {spec.shape.head_dim} | ({head.shape.head_dim} if head else set())
     backend = attention_backend(config.attention_backend, device, dtype, head_dims)
     operations = step_operations(config.attention_backend, config.speculative_score_sharpness)
@@ -52,7 +53,7 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     if head:
         drafter = TreeDrafter(
             head,
-            make_pool(head.num_layers, head.shape, limits, dtype, device),
+            KVPool(head.num_layers, num_slots, head.shape.num_kv_heads, head.shape.head_dim, dtype, device),
             backend,
             operations,
             tree=tree_shape,
@@ -127,7 +128,7 @@ def check_simulation(config: EngineConfig, tree_shape: TreeShape) -> None:
 
 def scheduler_limits(
     config: EngineConfig,
-    spec: ModelSpec,
+    target: Decoder,
     head: DraftHead | None,
     tree_shape: TreeShape,
     dtype: torch.dtype,
@@ -140,12 +141,11 @@ def scheduler_limits(
     """
     num_tokens = config.max_total_tokens
     if num_tokens is None:
-        shapes = [(spec.num_layers, spec.shape)] + ([(head.num_layers, head.shape)] if head else [])
-        slot_bytes = sum(
-            KVPool.bytes_per_slot(num_layers, shape.num_kv_heads, shape.head_dim, dtype) for num_layers, shape in shapes
-        )
+        slot_bytes = target.bytes_per_slot
+        if head:
+            slot_bytes += KVPool.bytes_per_slot(head.num_layers, head.shape.num_kv_heads, head.shape.head_dim, dtype)
         useful = config.max_running_requests * (context_length + tree_shape.num_scratch_rows + config.page_size)
-        spared = graph_bytes(config, spec, tree_shape, dtype)
+        spared = graph_bytes(config, target.spec, tree_shape, dtype)
         num_tokens = min(max(0, cache_bytes(config) - spared) // slot_bytes, useful)
     limits = SchedulerLimits(
         page_size=config.page_size,
@@ -181,8 +181,3 @@ def step_operations(attention: str, sharpness: float) -> StepOperations:
     from eagle_rt.speculate.triton_operations import TritonOperations  # not everywhere is triton installed
 
     return TritonOperations(sharpness)
-
-
-def make_pool(num_layers: int, shape: LayerShape, limits: SchedulerLimits, dtype: torch.dtype, device: str) -> KVPool:
-    num_slots = (limits.num_pages + 1) * limits.page_size  # with a page for the padding of captured steps
-    return KVPool(num_layers, num_slots, shape.num_kv_heads, shape.head_dim, dtype, device)

@@ -1,7 +1,7 @@
 """From a config to a running engine."""
 
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.assemble import make_core
@@ -34,9 +34,13 @@ def build_core(config: EngineConfig, info: ModelInfo) -> tuple[EngineCore, list[
     profile, profile_notes = find_profile(config, info)
     config = with_profile(config, profile)
     resolve_tree(config, config.device)  # a tree that cannot work is refused before anything is loaded
-    with compiling_beside() if config.device == "cpu" else nullcontext():
-        models = fitted(load_models(config, info), config, info.tokenizer)
-    core, notes = prepared_core(models, config, profile.costs if profile else None, profile.weights if profile else None)
+    with ExitStack() as failing:
+        with compiling_beside() if config.device == "cpu" else nullcontext():
+            models = load_models(config, info)
+            failing.callback(models.target.close)
+            models = fitted(models, config, info.tokenizer)
+        core, notes = prepared_core(models, config, profile.costs if profile else None, profile.weights if profile else None)
+        failing.pop_all()
     core.grammars = Grammars(info.tokenizer, models.spec.vocab_size, info.eos_token_ids)
     return core, profile_notes + notes
 

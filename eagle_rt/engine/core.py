@@ -91,6 +91,10 @@ class EngineCore:
             return []
         return self._commit(plan, self.runner.run(plan))
 
+    def close(self) -> None:
+        """Let go of what does not end by itself: other processes that hold the model."""
+        self.runner.stepper.target.close()
+
     def _commit(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         has_left = [request.finish_reason is not None for request in plan.decodes]
         events = self.scheduler.commit(plan, result)

@@ -1,5 +1,6 @@
 """From a config to models in memory: find the checkpoints, read them, and say what was decided."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from eagle_rt.models.heads.spec import check_feature_layers
 from eagle_rt.models.spec import ModelSpec, model_spec, read_config
 from eagle_rt.models.tokenizer import end_token_ids, generation_config, load_tokenizer, sampling_defaults
 from eagle_rt.models.weights import checkpoint_dir
+from eagle_rt.parallel.lead import load_shared_decoder
 from eagle_rt.resolve import DTYPES
 from eagle_rt.token_map.load import load_token_map, with_tokens
 
@@ -103,7 +105,7 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
     context_length = config.context_length or spec.max_position_embeddings
     if context_length > spec.max_position_embeddings:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
-    require_room(spec, dtype, config.device)
+    require_room(spec, dtype, config.device, config.tensor_parallel_size)
     if spec.storage:
         notes.append(f"the checkpoint's weights are quantized ({spec.storage.method}); they are widened to {dtype}")
     in_int8 = config.quantization == "int8"
@@ -112,25 +114,39 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
         notes.append("--quantization int8: the model's weights are rounded to eight bits")
         if not has_byte_products():
             notes.append("WARNING: this processor can't multiply bytes (avx512_vnni): products of eight bits may be slower here")
-    target = load_decoder(info.directory, spec, context_length=context_length, dtype=dtype, device=config.device, in_int8=in_int8)
+    if config.tensor_parallel_size > 1:
+        notes.append(f"--tensor-parallel-size {config.tensor_parallel_size}: so many processes hold the model together")
+    target = load_target(config, info.directory, spec, context_length=context_length, dtype=dtype, in_int8=in_int8)
     head = None
-    if config.speculative_algorithm:
-        head, head_notes = load_draft_head(config, info, target, dtype)
-        notes += head_notes
+    with ExitStack() as failing:
+        failing.callback(target.close)
+        if config.speculative_algorithm:
+            head, head_notes = load_draft_head(config, info, target, dtype)
+            notes += head_notes
+        failing.pop_all()
     return LoadedModels(spec, target, head, info.eos_token_ids, dtype, context_length, notes)
 
 
-def require_room(spec: ModelSpec, dtype: torch.dtype, device: str) -> None:
-    """Raises ValueError if the target's weights alone are more than the GPU has free."""
+def load_target(config: EngineConfig, model_dir: Path, spec: ModelSpec, **options: Any) -> Decoder:
+    """options: of `load_decoder`."""
+    size = config.tensor_parallel_size
+    if size == 1:
+        return load_decoder(model_dir, spec, device=config.device, **options)
+    return load_shared_decoder(size, model_dir=model_dir, spec=spec, device=config.device, **options)
+
+
+def require_room(spec: ModelSpec, dtype: torch.dtype, device: str, num_shards: int = 1) -> None:
+    """Raises ValueError if the target's weights alone, or the first shard's of so many, are more than the GPU has free."""
     if device != "cuda":
         return
     embeddings = 0 if spec.tie_word_embeddings else spec.vocab_size * spec.shape.hidden_size
     num_held = num_weights(spec, of_all_experts=True) + embeddings
-    needed, (free, total) = num_held * dtype.itemsize, torch.cuda.mem_get_info()
+    needed, (free, total) = num_held * dtype.itemsize // num_shards, torch.cuda.mem_get_info()
     if needed > free:
         raise ValueError(
             f"the target's weights take {needed / 2**30:.1f} GiB in {str(dtype).removeprefix('torch.')}, and the GPU has "
-            f"{free / 2**30:.1f} of its {total / 2**30:.1f} GiB free: use a larger GPU, a smaller model, or --dtype bfloat16"
+            f"{free / 2**30:.1f} of its {total / 2**30:.1f} GiB free: use a larger GPU, more of them "
+            "(--tensor-parallel-size), a smaller model, or --dtype bfloat16"
         )
 
 

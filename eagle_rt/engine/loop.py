@@ -33,7 +33,7 @@ def run_loop(core: EngineCore, receive: Callable[[bool], list[Command]], report:
     """
     log = ProgressLog(core.current_metrics())
     metrics_due = 0.0
-    with closing(Compiling(core.grammars)) as compiling:
+    with closing(core), closing(Compiling(core.grammars)) as compiling:
         while True:
             for command in receive(not (core.has_work or compiling)):
                 if isinstance(command, Shutdown):

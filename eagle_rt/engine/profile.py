@@ -20,7 +20,7 @@ from eagle_rt.speculate.acceptance import NUM_SHARED
 from eagle_rt.speculate.costs import StepCosts, costs_from_json
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
-FORMAT = 7
+FORMAT = 8
 # Of each file of weights, so much tells it from others.
 NUM_HASHED_BYTES = 2**20
 
@@ -37,6 +37,7 @@ class Subject:
     quantization: str
     draft_quantization: str
     attention: str
+    tensor_parallel_size: int
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def subject_of(config: EngineConfig, info: ModelInfo) -> Subject:
         quantization=config.quantization,
         draft_quantization=config.speculative_draft_model_quantization,
         attention=config.attention_backend,
+        tensor_parallel_size=config.tensor_parallel_size,
     )
 
 

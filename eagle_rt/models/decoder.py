@@ -1,5 +1,6 @@
 """The target: one decoder for all supported families."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from eagle_rt.models.experts import expert_name
 from eagle_rt.models.layers import Attend, Block, Linear, linear, norm, pass_context
 from eagle_rt.models.quantized import open_checkpoint
 from eagle_rt.models.rope import Rope
+from eagle_rt.models.shard import WHOLE, Shard, ShardedCheckpoint, Total, whole
 from eagle_rt.models.spec import ModelSpec
 from eagle_rt.models.weights import Checkpoint
 
@@ -38,7 +40,7 @@ class Decoder(CompilableLayers):
 
     feature_layers: layers whose input is handed to the draft head; num_layers means the output of the last one, and
     FINAL_NORM that output after the final norm. in_int8: weights of products are rounded to eight bits, layer by layer as they are
-    read.
+    read. shard: the part of it that this process holds, and total: the sum of what all hold.
     """
 
     def __init__(
@@ -50,22 +52,47 @@ class Decoder(CompilableLayers):
         dtype: torch.dtype,
         device: str,
         in_int8: bool = False,
+        shard: Shard = WHOLE,
+        total: Total = whole,
     ) -> None:
         self.spec = spec
-        shape, vocab_size = spec.shape, spec.vocab_size
+        shape, vocab_size = shard.layer_shape(spec.shape), spec.vocab_size
         size, eps = shape.hidden_size, shape.rms_norm_eps
+        is_part = shard != WHOLE
+        if is_part:
+            checkpoint = ShardedCheckpoint(checkpoint, shard, spec.shape.num_kv_heads)
         self.embedding = checkpoint.take("model.embed_tokens.weight", (vocab_size, size))
         names = [f"model.layers.{index}" for index in range(spec.num_layers)]
         self._norms = [norm(checkpoint, f"{name}.input_layernorm", size, eps) for name in names]
-        kinds = zip(names, spec.windows, spec.experts, strict=True)
-        blocks = (Block(checkpoint, name, shape, size, window, experts) for name, window, experts in kinds)
+        kinds = zip(names, spec.windows, map(shard.expert_shape, spec.experts), strict=True)
+        blocks = (Block(checkpoint, name, shape, size, window, experts, total) for name, window, experts in kinds)
         self._blocks = [block.quantized() if in_int8 else block for block in blocks]
         self.final_norm = norm(checkpoint, "model.norm", size, eps)
         is_tied = spec.tie_word_embeddings or "lm_head.weight" not in checkpoint
-        lm_head = Linear(self.embedding) if is_tied else linear(checkpoint, "lm_head", vocab_size, size)
+        if is_tied:
+            lm_head = Linear(shard.part_of(self.embedding, 0) if is_part else self.embedding)
+        else:
+            lm_head = linear(checkpoint, "lm_head", vocab_size // shard.size, size)
         self.lm_head = lm_head.quantized() if in_int8 else lm_head
+        self._pool_shape = spec.num_layers, shape, dtype, device
         self._rope = Rope(spec.rope, context_length, dtype, device)
-        self._stack = layer_stack([block.parts for block in self._blocks], [*self._norms[1:], self.final_norm])
+        self._stack = None
+        if not is_part:  # or there would be something to sum within
+            self._stack = layer_stack([block.parts for block in self._blocks], [*self._norms[1:], self.final_norm])
+
+    def make_pool(self, num_slots: int) -> KVPool:
+        """A cache for its keys and values."""
+        num_layers, shape, dtype, device = self._pool_shape
+        return KVPool(num_layers, num_slots, shape.num_kv_heads, shape.head_dim, dtype, device)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """What each slot of such a cache takes."""
+        num_layers, shape, dtype, _ = self._pool_shape
+        return KVPool.bytes_per_slot(num_layers, shape.num_kv_heads, shape.head_dim, dtype)
+
+    def close(self) -> None:
+        """Let go of what does not end by itself."""
 
     def forward(self, batch: Batch, pool: KVPool, backend: AttentionBackend, feature_layers: tuple[int, ...] = ()) -> TargetOutput:
         """One pass over the batch's T tokens, which also writes their cache rows."""
@@ -93,15 +120,22 @@ class Decoder(CompilableLayers):
 
 
 def load_decoder(
-    model_dir: Path, spec: ModelSpec, *, context_length: int, dtype: torch.dtype, device: str, in_int8: bool = False
+    model_dir: Path,
+    spec: ModelSpec,
+    *,
+    context_length: int,
+    dtype: torch.dtype,
+    device: str,
+    in_int8: bool = False,
+    make: Callable[..., Decoder] = Decoder,
 ) -> Decoder:
-    """Read a target from disk; in_int8: as `Decoder` says.
+    """Read a target from disk; in_int8: as `Decoder` says. make: what makes it of its tensors.
 
     Raises:
         FileNotFoundError, ValueError: the checkpoint is incomplete, damaged, or not what its config.json says.
     """
     checkpoint = open_checkpoint(model_dir, spec.storage, dtype, device, "target", expert_name)
     try:
-        return Decoder(checkpoint, spec, context_length=context_length, dtype=dtype, device=device, in_int8=in_int8)
+        return make(checkpoint, spec, context_length=context_length, dtype=dtype, device=device, in_int8=in_int8)
     finally:
         checkpoint.finish()

@@ -18,6 +18,7 @@ from eagle_rt.kernels.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.whole_pass import LayerParts, WholePass, whole_pass
 from eagle_rt.models.experts import load_experts
 from eagle_rt.models.rope import Rope
+from eagle_rt.models.shard import Total, whole
 from eagle_rt.models.spec import ExpertShape, LayerShape
 from eagle_rt.models.weights import Checkpoint
 
@@ -174,7 +175,7 @@ class FeedForward:
 
 class Block:
     """Attention and feed-forward part of one decoder layer; the norm before attention is its caller's. experts: those of its
-    feed-forward part, if there are any."""
+    feed-forward part, if there are any. total: what the parts that processes hold of a layer come to together."""
 
     def __init__(
         self,
@@ -184,7 +185,9 @@ class Block:
         input_size: int,
         window: int | None = None,
         experts: ExpertShape | None = None,
+        total: Total = whole,
     ) -> None:
+        self._total = total
         self.attention = Attention(checkpoint, f"{prefix}.self_attn", shape, input_size, window)
         self.feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", shape.hidden_size, shape.rms_norm_eps)
         if experts:
@@ -207,8 +210,8 @@ class Block:
 
     def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor]:
         """(x after the attention, what the feed-forward part adds to it): the next norm takes both."""
-        x, normed = self.feed_forward_norm.after_adding(x, self.attention(attention_input, layer, context))
-        return x, self.feed_forward(normed)
+        x, normed = self.feed_forward_norm.after_adding(x, self._total(self.attention(attention_input, layer, context)))
+        return x, self._total(self.feed_forward(normed))
 
 
 def linear(checkpoint: Checkpoint, name: str, out_size: int, in_size: int) -> Linear:

@@ -36,5 +36,4 @@ def text_pool(batch: Batch, num_layers: int, shape: LayerShape, like: Tensor) ->
 def read_texts(target: Decoder, texts: list[list[int]], feature_layers: tuple[int, ...]) -> TargetOutput:
     """Hidden states and features of all tokens [T], text after text."""
     batch = text_batch(texts, target.embedding.device)
-    pool = text_pool(batch, target.spec.num_layers, target.spec.shape, target.embedding)
-    return target.forward(batch, pool, ReferenceAttention(target.embedding.dtype), feature_layers)
+    return target.forward(batch, target.make_pool(len(batch.tokens)), ReferenceAttention(target.embedding.dtype), feature_layers)

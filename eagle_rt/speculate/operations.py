@@ -88,9 +88,14 @@ class TorchOperations:
         return walk(tree, choice, max_depth)
 
     def keep(self, pool: KVPool, scratch_slots: Tensor, path: Tensor) -> None:
-        steps = torch.arange(path.shape[1], device=path.device)
-        sources = scratch_slots.gather(1, torch.where(path >= 0, path, steps))
-        pool.move(sources.flatten(), scratch_slots[:, : path.shape[1]].flatten())
+        keep(pool, scratch_slots, path)
+
+
+def keep(pool: KVPool, scratch_slots: Tensor, path: Tensor) -> None:
+    """See `StepOperations`."""
+    steps = torch.arange(path.shape[1], device=path.device)
+    sources = scratch_slots.gather(1, torch.where(path >= 0, path, steps))
+    pool.move(sources.flatten(), scratch_slots[:, : path.shape[1]].flatten())
 
 
 def coupled(logits: Tensor, noise: DraftNoise | None) -> Tensor:

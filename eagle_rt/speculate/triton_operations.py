@@ -8,7 +8,7 @@ from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.triton import ancestors, filter_thresholds, gumbel_argmax, move_rows, select_beam, top_children
 from eagle_rt.kernels.triton import rerank as rerank_kernel
 from eagle_rt.kernels.triton import walk as walk_kernel
-from eagle_rt.speculate.operations import DraftNoise
+from eagle_rt.speculate.operations import DraftNoise, keep
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.tree.draft_tree import DraftTree
 from eagle_rt.tree.expand import Beam, Candidates, Level
@@ -62,7 +62,10 @@ class TritonOperations:
         return Acceptance(*walk_kernel.walk(tree.tokens, tree.parents, tree.scores, choice, max_depth))
 
     def keep(self, pool: KVPool, scratch_slots: Tensor, path: Tensor) -> None:
-        move_rows.move_rows(pool.storage, scratch_slots, path)
+        if pool.is_part:  # the others hear of `move`
+            keep(pool, scratch_slots, path)
+        else:
+            move_rows.move_rows(pool.storage, scratch_slots, path)
 
 
 def beam_of(level: Level, visible: Tensor, top_k: int, first_row: int, first_candidate: int) -> Beam:
