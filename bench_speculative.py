@@ -152,6 +152,7 @@ def environment(config: EngineConfig) -> dict[str, Any]:
         "model": config.model_path or "built-in",
         "dtype": config.dtype,
         "quantization": config.quantization,
+        "tensor_parallel_size": config.tensor_parallel_size,
     }
 
 

@@ -132,3 +132,14 @@ def test_help_says_what_every_flag_does(parser: argparse.ArgumentParser) -> None
     for action in parser._actions:
         assert action.help, action.dest
     assert "--speculative-num-draft-tokens" in parser.format_help()
+
+
+def test_as_many_processes_as_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    alone, together = (resolve_device(EngineConfig(tensor_parallel_size=size)) for size in (1, 2))
+    assert alone.captures_steps
+    assert not together.captures_steps
+    with pytest.raises(ValueError, match="--tensor-parallel-size is 4, but must be at most 2, the number of GPUs"):
+        resolve_device(EngineConfig(tensor_parallel_size=4))

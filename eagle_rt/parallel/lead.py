@@ -28,6 +28,7 @@ from eagle_rt.parallel.group import Command, DropPool, Group, MakePool, Move, Ou
 
 # How long the others may take to leave when they are no longer needed.
 LEAVING_SECONDS = 10.0
+PACKAGE_PARENT = Path(__file__).parents[2]
 
 
 class Followers:
@@ -48,22 +49,27 @@ class Followers:
         self._directory = TemporaryDirectory(prefix="eagle_rt-")
         file = str(Path(self._directory.name, "group"))
         self._pipes: list[Connection] = []
-        self._processes = []
-        for rank in range(1, size):
-            own, others = socket.socketpair()
-            command = [sys.executable, "-m", "eagle_rt.parallel.follower", str(others.fileno())]
-            environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-            # A session of its own: Ctrl-C is for the first process.
-            self._processes.append(subprocess.Popen(command, pass_fds=[others.fileno()], env=environment, start_new_session=True))
-            others.close()
-            self._pipes.append(Connection(own.detach()))
-            self._send(pickle.dumps((Shard(rank, size), file, device, target)))
+        self._processes: list[subprocess.Popen[bytes]] = []
         try:
+            for rank in range(1, size):
+                self._start()
+                self._pipes[-1].send_bytes(pickle.dumps((Shard(rank, size), file, device, target)))
             self.hear()  # they are there
             self.group.join(file)
-        except ValueError:
+        except BaseException:
             self.close()
             raise
+
+    def _start(self) -> None:
+        own, others = socket.socketpair()
+        # -P: modules that lie beside where this was called are not to be taken for Python's own.
+        command = [sys.executable, "-P", "-m", "eagle_rt.parallel.follower", str(others.fileno())]
+        paths = os.pathsep.join([str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+        # A session of its own: Ctrl-C is for the first process.
+        self._processes.append(subprocess.Popen(command, pass_fds=[others.fileno()], env=environment, start_new_session=True))
+        others.close()
+        self._pipes.append(Connection(own.detach()))
 
     def hear(self) -> None:
         """Wait until all have done what they do now.

@@ -123,14 +123,24 @@ def test_the_others_end_with_the_engine(target_dir: Path) -> None:
 
 
 def test_what_one_cannot_load_ends_all(target_dir: Path, tmp_path: Path) -> None:
-    """A head that does not fit is found out when the others have loaded their parts already."""
+    """A head that does not fit, or a cache that holds nothing, is found out when the others have loaded their parts already."""
     head_dir = checkpoints.write_eagle3_head(tmp_path, num_attention_heads=3)
     config = make_config(target_dir, head_dir, (3, 2, 8), tensor_parallel_size=2)
     with pytest.raises(ValueError, match=r"but config\.json implies"):
         load_models(config, model_info(config))
     assert not torch.distributed.is_initialized()
+    with pytest.raises(ValueError, match="the cache would hold 4 tokens"):
+        make_core(target_dir, tensor_parallel_size=2, max_total_tokens=4)
+    assert not torch.distributed.is_initialized()
     with pytest.raises(ValueError, match="--tensor-parallel-size 3 does not divide the model's 4 attention heads"):
         make_core(target_dir, tensor_parallel_size=3)
+
+
+def test_one_group_a_process(target_dir: Path, make_two: Any) -> None:
+    make_two(target_dir)
+    with pytest.raises(ValueError, match=r"in a torch.distributed group already; use another process"):
+        make_core(target_dir, tensor_parallel_size=2)
+    assert torch.distributed.is_initialized(), "the other engine's"
 
 
 @pytest.mark.parametrize(
