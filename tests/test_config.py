@@ -94,6 +94,7 @@ def test_what_serves_on_a_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     config = resolve_device(EngineConfig(speculative_algorithm="EAGLE3", **options))
     assert (config.device, config.attention_backend, config.sizes_trees) == ("cuda", attention, is_adaptive)
 

@@ -88,7 +88,7 @@ def test_what_a_profile_was_made_for(target_dir: Path, head_dir: Path, tmp_path:
     [
         (lambda document: "{not json", "cannot be read"),
         (lambda document: "[]", "cannot be read"),
-        (lambda document: json.dumps({**document, "format": 99}), "is of format 99, and this is format 7"),
+        (lambda document: json.dumps({**document, "format": 99}), "is of format 99, and this is format 8"),
         (lambda document: json.dumps({**document, "costs": {}}), "is damaged"),
         (lambda document: json.dumps({**document, "estimator": ["x"]}), "is damaged"),
         (lambda document: json.dumps({**document, "estimator": []}), "is damaged"),
