@@ -12,11 +12,14 @@ import pytest
 import torch
 from engines import Tree, make_config, make_core, random_prompts, run
 
+from eagle_rt.cache.pool import KVPool
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.engine import Engine
 from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.engine.params import SamplingParams
+from eagle_rt.parallel.group import DropPool
 from eagle_rt.parallel.lead import LeadingDecoder
+from eagle_rt.speculate.triton_operations import TritonOperations
 
 PROMPTS = random_prompts(4)
 SAMPLINGS = [SamplingParams(temperature=number % 2, max_new_tokens=12, seed=number, ignore_eos=True) for number in range(4)]
@@ -90,14 +93,33 @@ def test_weights_of_eight_bits(target_dir: Path, make_two: Any) -> None:
     assert all(len(reply) == 12 for reply in run(together, PROMPTS, SAMPLINGS))
 
 
-def test_caches_are_dropped(target_dir: Path, make_two: Any) -> None:
+def test_caches_are_dropped(target_dir: Path, make_two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     core = make_two(target_dir)
-    target = core.runner.stepper.target
-    for _ in range(3):
-        pool = target.make_pool(4)
-        pool.move(torch.tensor([0]), torch.tensor([1]))
-        del pool
-    assert run(core, PROMPTS[:1], SAMPLINGS[0])
+    target, told = core.runner.stepper.target, []
+    with monkeypatch.context() as patch:
+        tell = followers_of(core).tell
+        patch.setattr(followers_of(core), "tell", lambda command: (told.append(command), tell(command)))
+        for _ in range(2):
+            pool = target.make_pool(4)
+            pool.move(torch.tensor([0]), torch.tensor([1]))
+            number = pool.number
+            del pool
+            assert told[-1] == DropPool(number)
+    assert run(core, PROMPTS[:1], SAMPLINGS[0]), "the cache that serves is another"
+
+
+def test_triton_keeps_rows_of_all() -> None:
+    """Not by the kernel, which the others would not hear of, but with what it does."""
+    moved, whole, part = [], KVPool(2, 8, 1, 16, torch.float32, "cpu"), KVPool(2, 8, 1, 16, torch.float32, "cpu")
+    whole.storage.normal_()
+    part.storage.copy_(whole.storage)
+    part.is_part, move = True, part.move
+    part.move = lambda sources, destinations: (moved.append(len(sources)), move(sources, destinations))
+    slots, path = torch.tensor([[0, 1, 2, 3], [4, 5, 6, 7]]), torch.tensor([[0, 2, 3], [0, 3, -1]])
+    for pool in (whole, part):
+        TritonOperations(1.0).keep(pool, slots, path)
+    assert moved == [6]
+    assert torch.equal(part.storage[:, [0, 1, 2, 4, 5]], whole.storage[:, [0, 1, 2, 4, 5]])
 
 
 def test_a_process_that_ends_is_told_of(target_dir: Path, make_two: Any) -> None:
@@ -113,12 +135,17 @@ def test_a_process_that_ends_is_told_of(target_dir: Path, make_two: Any) -> None
 
 def test_the_others_end_with_the_engine(target_dir: Path) -> None:
     threads = torch.get_num_threads()
-    core = make_core(target_dir, tensor_parallel_size=2)
-    (process,) = followers_of(core)._processes
-    assert process.poll() is None
-    core.close()
-    assert process.poll() == 0
-    assert torch.get_num_threads() == threads
+    torch.set_num_threads(4)
+    try:
+        core = make_core(target_dir, tensor_parallel_size=2)
+        (process,) = followers_of(core)._processes
+        assert process.poll() is None
+        assert torch.get_num_threads() == 2
+        core.close()
+        assert process.poll() == 0
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(threads)
     assert not torch.distributed.is_initialized()
 
 
