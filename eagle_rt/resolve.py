@@ -94,6 +94,8 @@ def unused_options(config: EngineConfig) -> list[str]:
     if config.cuda_graph_max_bs is not None or config.cuda_graph_bs:
         if config.device == "cpu":
             lines.append("--cuda-graph-max-bs, --cuda-graph-bs: a CPU has no CUDA graphs")
+        elif config.tensor_parallel_size > 1:
+            lines.append("--cuda-graph-max-bs, --cuda-graph-bs: steps are not captured with --tensor-parallel-size")
         elif config.attention_backend != "triton":
             lines.append("--cuda-graph-max-bs, --cuda-graph-bs: CUDA graphs are captured with --attention-backend triton only")
     return lines

@@ -1,5 +1,6 @@
 import argparse
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,5 +143,8 @@ def test_as_many_processes_as_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     alone, together = (resolve_device(EngineConfig(tensor_parallel_size=size)) for size in (1, 2))
     assert alone.captures_steps
     assert not together.captures_steps
+    asked = replace(together, cuda_graph_max_bs=4)
+    assert any("not captured with --tensor-parallel-size" in line for line in unused_options(asked))
+    assert not unused_options(replace(asked, tensor_parallel_size=1))
     with pytest.raises(ValueError, match="--tensor-parallel-size is 4, but must be at most 2, the number of GPUs"):
         resolve_device(EngineConfig(tensor_parallel_size=4))

@@ -166,12 +166,13 @@ def scheduler_limits(
 
 
 def cache_bytes(config: EngineConfig) -> int:
-    """Bytes that the cache may take, with the weights already in memory."""
+    """Bytes that the cache may take in this process, with the weights already in memory."""
     fraction = config.mem_fraction_static or MEMORY_FRACTION[config.device]
     if config.device == "cuda":
         free, total = torch.cuda.mem_get_info()
         return int(free - total * (1 - fraction))
-    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * fraction)
+    # Processes on one CPU share its memory.
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * fraction) // config.tensor_parallel_size
 
 
 def step_operations(attention: str, sharpness: float) -> StepOperations:

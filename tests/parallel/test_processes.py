@@ -13,6 +13,8 @@ import torch
 from engines import Tree, make_config, make_core, random_prompts, run
 
 from eagle_rt.cache.pool import KVPool
+from eagle_rt.config import EngineConfig
+from eagle_rt.engine.assemble import cache_bytes
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.engine import Engine
 from eagle_rt.engine.load import load_models, model_info
@@ -161,6 +163,11 @@ def test_what_one_cannot_load_ends_all(target_dir: Path, tmp_path: Path) -> None
     assert not torch.distributed.is_initialized()
     with pytest.raises(ValueError, match="--tensor-parallel-size 3 does not divide the model's 4 attention heads"):
         make_core(target_dir, tensor_parallel_size=3)
+
+
+def test_processes_share_the_memory_of_a_cpu() -> None:
+    alone, together = (EngineConfig(device="cpu", tensor_parallel_size=size) for size in (1, 4))
+    assert cache_bytes(together) == cache_bytes(alone) // 4
 
 
 def test_one_group_a_process(target_dir: Path, make_two: Any) -> None:
