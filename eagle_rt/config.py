@@ -213,9 +213,8 @@ class EngineConfig:
         ):
             value = getattr(self, name)
             require(value is None or value >= 1, name, value, "at least 1")
-        if self.enable_torch_compile:
-            only = "1, since --enable-torch-compile compiles whole passes"
-            require(self.tensor_parallel_size == 1, "tensor_parallel_size", self.tensor_parallel_size, only)
+        size, expectation = self.tensor_parallel_size, "1, since --enable-torch-compile compiles whole passes"
+        require(size == 1 or not self.enable_torch_compile, "tensor_parallel_size", size, expectation)
         sharpness = self.speculative_score_sharpness
         require(sharpness > 0, "speculative_score_sharpness", sharpness, "above 0")
         smallest = min(self.cuda_graph_bs or (1,))

@@ -68,9 +68,9 @@ def resolve_device(config: EngineConfig) -> EngineConfig:
     if config.device == "cuda" and not has_gpu:
         raise ValueError("--device cuda: torch sees no GPU here; use --device cpu or auto")
     device = ("cuda" if has_gpu else "cpu") if config.device == "auto" else config.device
-    if device == "cuda" and config.tensor_parallel_size > torch.cuda.device_count():
-        only = f"at most {torch.cuda.device_count()}, the number of GPUs that torch sees here"
-        require(False, "tensor_parallel_size", config.tensor_parallel_size, only)
+    if device == "cuda":
+        size, num_gpus = config.tensor_parallel_size, torch.cuda.device_count()
+        require(size <= num_gpus, "tensor_parallel_size", size, f"at most {num_gpus}, the number of GPUs that torch sees here")
     attention = config.attention_backend
     if device == "cuda" and attention == "auto":
         can_run = importlib.util.find_spec("triton") and torch.cuda.get_device_capability() >= (8, 0)

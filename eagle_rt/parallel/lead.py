@@ -169,7 +169,7 @@ class LeadingDecoder(Decoder):
 
 
 def drop(followers: Followers, number: int) -> None:
-    with suppress(RuntimeError, OSError, ValueError):  # they may have left before
+    with suppress(RuntimeError):  # they may have left before
         followers.tell(DropPool(number))
 
 

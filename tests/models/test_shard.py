@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,7 @@ import torch
 from engines import load_target
 from torch import Tensor
 
-from eagle_rt.models.decoder import Decoder
-from eagle_rt.models.experts import expert_name
-from eagle_rt.models.quantized import open_checkpoint
+from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.reading import read_texts
 from eagle_rt.models.shard import Shard
 from eagle_rt.models.spec import model_spec, read_config
@@ -38,27 +37,23 @@ class Sum:
         return total
 
 
-def parts_of(directory: Path, size: int, *, in_int8: bool = False) -> tuple[Tensor, Tensor, list[Decoder]]:
+@torch.inference_mode()
+def read(decoder: Decoder) -> tuple[Tensor, Tensor]:
+    """Logits and features of the texts."""
+    output = read_texts(decoder, TEXTS, (2, 5))
+    assert output.features is not None
+    return decoder.logits(output.hidden), output.features
+
+
+def parts_of(directory: Path, size: int) -> tuple[Tensor, Tensor, list[Decoder]]:
     """Logits and features of the texts by a model in so many parts, each on a thread, and those."""
     spec, total = model_spec(read_config(directory)), Sum(size)
     Shard(0, size).check(spec)
 
     def part(rank: int) -> tuple[Decoder, Tensor, Tensor]:
-        checkpoint = open_checkpoint(directory, spec.storage, torch.float32, "cpu", "target", expert_name)
-        decoder = Decoder(
-            checkpoint,
-            spec,
-            context_length=512,
-            dtype=torch.float32,
-            device="cpu",
-            in_int8=in_int8,
-            shard=Shard(rank, size),
-            total=lambda x: total.of(rank, x),
-        )
-        with torch.inference_mode():
-            output = read_texts(decoder, TEXTS, (2, 5))
-            assert output.features is not None
-            return decoder, decoder.logits(output.hidden), output.features
+        make = partial(Decoder, shard=Shard(rank, size), total=lambda x: total.of(rank, x))
+        decoder = load_decoder(directory, spec, context_length=512, dtype=torch.float32, device="cpu", make=make)
+        return decoder, *read(decoder)
 
     with ThreadPoolExecutor(size) as pool:
         decoders, logits, features = zip(*pool.map(part, range(size)), strict=True)
@@ -67,18 +62,10 @@ def parts_of(directory: Path, size: int, *, in_int8: bool = False) -> tuple[Tens
     return torch.cat(logits, dim=1), features[0], list(decoders)
 
 
-def whole_of(directory: Path) -> tuple[Tensor, Tensor]:
-    decoder = load_target(directory)
-    with torch.inference_mode():
-        output = read_texts(decoder, TEXTS, (2, 5))
-        assert output.features is not None
-        return decoder.logits(output.hidden), output.features
-
-
 @pytest.mark.parametrize("name", checkpoints.FAMILIES)
 def test_every_family(tmp_path: Path, name: str) -> None:
     directory = checkpoints.write_target(tmp_path, name)
-    (logits, features, decoders), (expected, expected_features) = parts_of(directory, 2), whole_of(directory)
+    (logits, features, decoders), (expected, expected_features) = parts_of(directory, 2), read(load_target(directory))
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(features, expected_features, atol=1e-4, rtol=1e-5)
     assert all(2 * decoder.bytes_per_slot == load_target(directory).bytes_per_slot for decoder in decoders)
@@ -89,7 +76,7 @@ def test_fewer_heads_of_keys_than_parts(tmp_path: Path, num_kv_heads: int, held:
     """Some parts then hold the same."""
     directory = checkpoints.write_target(tmp_path, num_key_value_heads=num_kv_heads, vocab_size=264)
     logits, _, decoders = parts_of(directory, 4)
-    torch.testing.assert_close(logits, whole_of(directory)[0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(logits, read(load_target(directory))[0], atol=1e-4, rtol=0)
     key_weight = load_target(directory)._blocks[0].attention.qkv.weight[64 : 64 + 16 * num_kv_heads].split(16)
     for decoder, head in zip(decoders, held, strict=True):
         assert torch.equal(decoder._blocks[0].attention.qkv.weight[16:32], key_weight[head])
@@ -125,7 +112,6 @@ def test_a_tensor_of_another_size_is_refused(tmp_path: Path) -> None:
     directory = checkpoints.write_target(tmp_path)
     config = read_config(directory)
     config["intermediate_size"] = 48
-    spec = model_spec(config)
-    checkpoint = open_checkpoint(directory, None, torch.float32, "cpu", "target")
+    spec, make = model_spec(config), partial(Decoder, shard=Shard(1, 2))
     with pytest.raises(ValueError, match=r"has shape \[96, 64\], but config.json implies \[48, 64\]"):
-        Decoder(checkpoint, spec, context_length=64, dtype=torch.float32, device="cpu", shard=Shard(1, 2))
+        load_decoder(directory, spec, context_length=64, dtype=torch.float32, device="cpu", make=make)
