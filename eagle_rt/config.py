@@ -11,7 +11,7 @@ COUPLINGS = ("auto", "off")
 PREFILL_DELAYS = ("auto", "on", "off")
 FIT_CHECKS = ("off", "warn", "auto")
 
-QUANTIZATIONS, DRAFT_QUANTIZATIONS = ("none", "int8"), ("auto", "none", "int8")
+QUANTIZATIONS, DRAFT_QUANTIZATIONS = ("none", "int8", "int4"), ("auto", "none", "int8")
 TREES = ("auto", "adaptive", "fixed")
 # SGLang's names, all but the last for the marks <think> and </think>; auto: which of them the model's chat template knows, if any.
 REASONING_PARSERS = ("auto", "none", "deepseek-r1", "qwen3", "qwen3-thinking", "gpt-oss")
@@ -44,8 +44,9 @@ class EngineConfig:
     )
     quantization: str = option(
         "model",
-        "int8: the model's weights are rounded to eight bits, on a CPU only, so that half as much is read a token. Its texts may "
-        "be others then. Embeddings, norms and cache stay as they are.",
+        "int8, int4: the model's weights are rounded to eight or four bits, on a CPU only, so that half or a third as much is "
+        "read a token. Its texts may be others then. Embeddings, norms and cache stay as they are. What a checkpoint has in four "
+        "bits is not rounded, and is held in them on a CPU without this.",
         "none",
         choices=list(QUANTIZATIONS),
     )

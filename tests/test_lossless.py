@@ -13,7 +13,7 @@ from eagle_rt.bench.lossless import Difference, Variant, check
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
-from eagle_rt.kernels.products import has_own_kernels
+from eagle_rt.kernels.products import Quantization, has_own_kernels
 from eagle_rt.resolve import resolve_device
 from eagle_rt.speculate.forest import Choose, PackedTrees
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
@@ -36,10 +36,11 @@ def test_speculation_changes_no_token(pair: tuple, tree: TreeShape) -> None:
 
 
 @pytest.mark.skipif(not has_own_kernels(torch.zeros(1)), reason="no kernels of our own on this processor")
-def test_nor_does_it_of_a_model_of_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_nor_does_it_of_a_model_of_fewer_bits(monkeypatch: pytest.MonkeyPatch, quantization: Quantization) -> None:
     """Which is not compared with what transformers makes of the weights as they are."""
     monkeypatch.setattr(lossless, "transformers_greedy", None)
-    config = resolve_device(EngineConfig(speculative_algorithm="EAGLE3", device="cpu", dtype="float32", quantization="int8"))
+    config = resolve_device(EngineConfig(speculative_algorithm="EAGLE3", device="cpu", dtype="float32", quantization=quantization))
     info = model_info(config)
     prompts, models = load_workload("builtin", None, info.tokenizer, 3).prompts, load_models(config, info)
     with patch.object(lossless, "round_weights", wraps=lossless.round_weights) as round_weights:
@@ -48,7 +49,7 @@ def test_nor_does_it_of_a_model_of_eight_bits(monkeypatch: pytest.MonkeyPatch) -
     model = AutoModelForCausalLM.from_pretrained(info.directory, dtype=torch.float32)
     with torch.inference_mode():
         exact = model(torch.tensor(prompts[:1])).logits[0]
-        lossless.round_weights(model)
+        lossless.round_weights(model, quantization)
         rounded = model(torch.tensor(prompts[:1])).logits[0]
     error = (text_logits(models.target, prompts[0]) - rounded).abs().max()
     assert error < 0.1 * (rounded - exact).abs().max()

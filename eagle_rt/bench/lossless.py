@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.prepare import penalties_of
 from eagle_rt.engine.request import Request
 from eagle_rt.kernels.noise import gumbel_noise
-from eagle_rt.kernels.products import int8_product_with
+from eagle_rt.kernels.products import Quantization, product_with
 from eagle_rt.models.reading import read_texts
 from eagle_rt.resolve import resolve_device
 from eagle_rt.speculate.costs import StepCosts
@@ -145,11 +145,13 @@ def transformers_greedy(
 
 
 @torch.inference_mode()
-def round_weights(model: PreTrainedModel) -> None:
-    """To what eight bits hold of them, so that gaps are those of the model that is served, nearly."""
-    for module in model.modules():
+def round_weights(model: PreTrainedModel, quantization: str) -> None:
+    """To what so few bits hold of them, so that gaps are those of the model that is served, nearly."""
+    for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            module.weight = torch.nn.Parameter(int8_product_with(module.weight, None).unpacked(), requires_grad=False)
+            product = product_with(module.weight, None, "int8" if name == "lm_head" else cast(Quantization, quantization))
+            assert product
+            module.weight = torch.nn.Parameter(product.unpacked(), requires_grad=False)
 
 
 @torch.inference_mode()
@@ -194,7 +196,7 @@ def check(
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=models.dtype).eval()
     is_exact = config.quantization == "none"
     if not is_exact:
-        round_weights(model)
+        round_weights(model, config.quantization)
     num_compared, found = 0, []
     costs = costs_of(models, config, 16, trees[-1])
 

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.kernels.processor import has_bfloat16_products, has_byte_products
-from eagle_rt.kernels.products import has_own_kernels, takes_own_kernel
+from eagle_rt.kernels.products import Quantization, has_own_kernels, takes_own_kernel
 from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import has_mtp_layer, load_head, load_mtp_head
@@ -106,17 +106,11 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
     if context_length > spec.max_position_embeddings:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
     require_room(spec, dtype, config.device, config.tensor_parallel_size)
-    if spec.storage:
-        notes.append(f"the checkpoint's weights are quantized ({spec.storage.method}); they are widened to {dtype}")
-    in_int8 = config.quantization == "int8"
-    if in_int8:
-        require_int8("--quantization", torch.empty(0, dtype=dtype, device=config.device))
-        notes.append("--quantization int8: the model's weights are rounded to eight bits")
-        if not has_byte_products():
-            notes.append("WARNING: this processor can't multiply bytes (avx512_vnni): products of eight bits may be slower here")
+    quantization, quantization_notes = resolve_quantization(config, spec, torch.empty(0, dtype=dtype, device=config.device))
+    notes += quantization_notes
     if config.tensor_parallel_size > 1:
         notes.append(f"--tensor-parallel-size {config.tensor_parallel_size}: so many processes hold the model together")
-    target = load_target(config, info.directory, spec, context_length=context_length, dtype=dtype, in_int8=in_int8)
+    target = load_target(config, info.directory, spec, context_length=context_length, dtype=dtype, quantization=quantization)
     head = None
     with ExitStack() as failing:
         failing.callback(target.close)
@@ -125,6 +119,27 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
             notes += head_notes
         failing.pop_all()
     return LoadedModels(spec, target, head, info.eos_token_ids, dtype, context_length, notes)
+
+
+def resolve_quantization(config: EngineConfig, spec: ModelSpec, weight: Tensor) -> tuple[Quantization, list[str]]:
+    """How the target's weights are held, given any weight of its precision, and what is to be said of it.
+
+    Raises:
+        ValueError: they cannot be rounded as it was asked for.
+    """
+    storage, asked = spec.storage, config.quantization
+    keeps_four_bits = storage is not None and storage.bits == 4 and (asked == "int4" or takes_own_kernel(weight))
+    notes = []
+    if storage:
+        is_held = keeps_four_bits and asked != "int8"
+        held = "held in them where it lies on sixteen levels" if is_held else f"widened to {weight.dtype}"
+        notes.append(f"the checkpoint's weights are quantized ({storage.method}, {storage.bits} bits): each is {held}")
+    if asked == "none":
+        return ("stored" if keeps_four_bits else "none"), notes
+    require_rounding("--quantization", asked, weight)
+    bits = {"int8": "eight", "int4": "four"}[asked]
+    notes.append(f"--quantization {asked}: the model's weights are rounded to {bits} bits")
+    return cast(Quantization, asked), notes
 
 
 def load_target(config: EngineConfig, model_dir: Path, spec: ModelSpec, **options: Any) -> Decoder:
@@ -192,15 +207,15 @@ def quantizes_head(config: EngineConfig, weight: Tensor) -> bool:
     """
     quantization = config.speculative_draft_model_quantization
     if quantization == "int8":
-        require_int8("--speculative-draft-model-quantization", weight)
+        require_rounding("--speculative-draft-model-quantization", quantization, weight)
     return quantization == "int8" or (quantization == "auto" and has_own_kernels(weight) and has_byte_products())
 
 
-def require_int8(flag: str, weight: Tensor) -> None:
-    """Raises ValueError if weights of this one's precision cannot be rounded to eight bits here, as a flag asks for."""
+def require_rounding(flag: str, asked: str, weight: Tensor) -> None:
+    """Raises ValueError if weights of this one's precision cannot be rounded here, as a flag asks for."""
     if not has_own_kernels(weight):
         raise ValueError(
-            f"{flag} int8 needs an x86 CPU, numba, and float32 or bfloat16, not {weight.device.type} and "
+            f"{flag} {asked} needs an x86 CPU, numba, and float32 or bfloat16, not {weight.device.type} and "
             f"{str(weight.dtype).removeprefix('torch.')}: leave it out"
         )
 

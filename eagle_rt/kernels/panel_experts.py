@@ -9,7 +9,7 @@ from eagle_rt.kernels.cpu.product import PANEL
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import array_of
 from eagle_rt.kernels.experts import ExpertTensors, Mixing
-from eagle_rt.kernels.panel_product import Int8Product, ProductStack, RowProduct
+from eagle_rt.kernels.panel_product import PanelProduct, ProductStack, RowProduct, quantized_product
 
 
 def fill_panels(weights: ExpertTensors) -> bool:
@@ -17,19 +17,32 @@ def fill_panels(weights: ExpertTensors) -> bool:
     return all(size % PANEL == 0 for size in weights.down.shape[1:])
 
 
+def like_products(weights: Tensor, biases: list[Tensor | None], quantization: str) -> list[PanelProduct]:
+    """Of each [out, in] of weights [E, out, in]: quantized, if all of them are."""
+    products = []
+    for weight, bias in zip(weights, biases, strict=True):
+        own = quantized_product(weight, bias, quantization) if quantization != "none" else None
+        if not own:
+            break
+        products.append(own)
+    if len(products) == len(weights):
+        return products
+    return [RowProduct(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
 class PanelExperts:
     """`kernels.experts` in one function, from weights laid out for it. A row comes out the same whatever else is in x.
 
-    in_int8: the weights of the experts are rounded to eight bits. Their sizes must be such that they `fill_panels`.
+    quantization: of the weights of the experts, see `products.product_with`. Their sizes must be such that they `fill_panels`.
     """
 
-    def __init__(self, weights: ExpertTensors, mixing: Mixing, *, in_int8: bool = False) -> None:
-        kind, router, more = Int8Product if in_int8 else RowProduct, weights.router, -len(weights.router) % PANEL
+    def __init__(self, weights: ExpertTensors, mixing: Mixing, quantization: str = "none") -> None:
+        router, more = weights.router, -len(weights.router) % PANEL
         bias = None if weights.router_bias is None else functional.pad(weights.router_bias, (0, more))
         self.router = RowProduct(functional.pad(router, (0, 0, 0, more)), bias)
         stacks = (weights.gate_and_up, weights.gate_and_up_bias), (weights.down, weights.down_bias)
         self.gate_and_up, self.down = (
-            ProductStack([kind(weight, None if biases is None else biases[e]) for e, weight in enumerate(own)])
+            ProductStack(like_products(own, [None] * len(own) if biases is None else list(biases), quantization))
             for own, biases in stacks
         )
         self.mixing = mixing

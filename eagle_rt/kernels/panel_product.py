@@ -1,37 +1,42 @@
 """Products of rows on a CPU by our own kernels; needs numba."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eagle_rt.kernels.cpu import int8_product, product
+from eagle_rt.kernels.cpu import int4_product, int8_product, product
+from eagle_rt.kernels.cpu.int4_product import Int4Weights
 from eagle_rt.kernels.cpu.int8_product import Int8Weights
-from eagle_rt.kernels.cpu.multiply import Weights, multiply
+from eagle_rt.kernels.cpu.multiply import Weights, multiply, weights_at
 from eagle_rt.kernels.cpu.product import PANEL, RowWeights
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import array_of
+from eagle_rt.kernels.four_bits import GROUP, FourBits, in_four_bits, stored_four_bits
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 
 # Rows that are rounded to eight bits at a time: no more of a weight is in memory twice.
 ROUNDED_ROWS = 4096
-WORDS = {torch.float32: torch.float32, torch.bfloat16: torch.int32, torch.int8: torch.uint32}
+WORDS = {torch.float32: torch.float32, torch.bfloat16: torch.int32, torch.int8: torch.uint32, torch.uint8: torch.uint32}
 
 
 class PanelProduct(OpaqueProduct):
     """x W^T + b with W [out, in] laid out in panels, see `cpu.product`. A row comes out the same whatever else is in x.
 
-    panels: [panels, in words, PANEL, numbers of a word]; what they and the weights hold beyond `out` and `in` is nothing, and where
-    there is none of that they are whole.
+    dtype: of x. What the weights hold beyond `out` and `in` is nothing, and where there is none of that they are whole.
     """
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, panels: Tensor, weights: Weights) -> None:
+    inputs_of_word = 2
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, weights: Weights) -> None:
         super().__init__()
         self.out_size, self.in_size = shape
-        self.panels, self.weights = panels, weights
-        self._num_more_inputs = panels.shape[1] * panels.shape[3] - self.in_size
+        self.dtype, self.weights = dtype, weights
+        self._num_inputs = weights.words.shape[1] * self.inputs_of_word
+        self._num_more_inputs = self._num_inputs - self.in_size
         self.is_whole = self._num_more_inputs == 0 and len(weights.bias) == self.out_size
         self.apply(torch.zeros(1, self.in_size, dtype=dtype))  # compiled now rather than in the first pass
 
@@ -43,14 +48,16 @@ class PanelProduct(OpaqueProduct):
         multiply(array_of(x.contiguous()), self.weights, array_of(outputs))
         return outputs[:, : self.out_size]
 
-    def move_to(self, panels: Tensor) -> None:
-        """Keep the weight there."""
-        self.panels = panels.copy_(self.panels)
-        self.weights = self.weights._replace(words=words_in(panels))
+    def move_to(self, place: Weights) -> None:
+        """Keep the weights there."""
+        for own, values in zip(place, self.weights, strict=True):
+            own[...] = values
+        self.weights = place
 
-    def unpacked(self) -> Tensor:
-        weight = self.panels.transpose(1, 2).flatten(2).flatten(0, 1)
-        return weight[: self.out_size, : self.in_size].contiguous()
+    def _held(self, dtype: torch.dtype, size: int | None = None) -> Tensor:
+        """[out, in, or this size] the numbers in the words, copied."""
+        panels = torch.from_numpy(self.weights.words).view(dtype).unflatten(2, (PANEL, -1))
+        return panels.transpose(1, 2).flatten(2).flatten(0, 1)[: self.out_size, : size or self.in_size].contiguous()
 
 
 class RowProduct(PanelProduct):
@@ -59,55 +66,105 @@ class RowProduct(PanelProduct):
     rows_at_once = product.MOST_ROWS
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        panels = in_panels(weight)
-        weights = RowWeights(words_in(panels), filled_up(bias, len(weight)))
-        super().__init__(weight.shape, weight.dtype, panels, weights)
+        self.inputs_of_word = 4 // weight.itemsize
+        weights = RowWeights(words_in(in_panels(weight)), filled_up(bias, len(weight)))
+        super().__init__(weight.shape, weight.dtype, weights)
+
+    def unpacked(self) -> Tensor:
+        return self._held(self.dtype)
 
 
 class Int8Product(PanelProduct):
     """The weight in eight bits, each output's in steps of its own: 127 of them are its largest."""
 
     rows_at_once = int8_product.MOST_ROWS
+    inputs_of_word = 4
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._dtype, self._scales = weight.dtype, weight.abs().amax(1).float() / 127
+        scales = weight.abs().amax(1).float() / 127
         rounded, totals = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
-        parts = zip(*(whole.split(ROUNDED_ROWS) for whole in (rounded, totals, weight, self._scales)), strict=True)
+        parts = zip(*(whole.split(ROUNDED_ROWS) for whole in (rounded, totals, weight, scales)), strict=True)
         for own, own_totals, part, steps in parts:
             whole_steps = (part.float() / steps.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_()
             own.copy_(whole_steps)
             own_totals.copy_(whole_steps.sum(1))  # exact: whole numbers below 2**24
-        panels, offsets = in_panels(rounded), filled_up(-128 * totals, len(weight)).astype(np.int32)
-        weights = Int8Weights(words_in(panels), filled_up(self._scales, len(weight)), offsets, filled_up(bias, len(weight)))
-        super().__init__(weight.shape, weight.dtype, panels, weights)
+        offsets = filled_up(-128 * totals, len(weight)).astype(np.int32)
+        weights = Int8Weights(words_in(in_panels(rounded)), filled_up(scales, len(weight)), offsets, filled_up(bias, len(weight)))
+        super().__init__(weight.shape, weight.dtype, weights)
 
     def unpacked(self) -> Tensor:
-        return (super().unpacked() * self._scales[:, None]).to(self._dtype)
+        assert isinstance(self.weights, Int8Weights)
+        scales = torch.from_numpy(self.weights.scales)[: self.out_size, None]
+        return (self._held(torch.int8) * scales).to(self.dtype)
+
+
+class Int4Product(PanelProduct):
+    """The weight in four bits, see `four_bits`; dtype: of x."""
+
+    rows_at_once = int4_product.MOST_ROWS
+    inputs_of_word = int4_product.IN_WORD
+
+    def __init__(self, weight: FourBits, in_size: int, bias: Tensor | None, dtype: torch.dtype) -> None:
+        out_size = len(weight.codes)
+        first, second = weight.codes.view(out_size, -1, 2, 4).unbind(2)
+        weights = Int4Weights(
+            words_in(in_panels((first | second << 4).flatten(1))),
+            in_columns(weight.ratios).view(np.uint16),
+            in_columns(weight.nothings),
+            np.array(weight.levels, dtype=np.uint8),
+            filled_up(weight.scales, out_size),
+            filled_up(bias, out_size),
+        )
+        super().__init__(torch.Size((out_size, in_size)), dtype, weights)
+
+    def unpacked(self) -> Tensor:
+        weights = self.weights
+        assert isinstance(weights, Int4Weights)
+        both = self._held(torch.uint8, self._num_inputs // 2).unflatten(1, (-1, 4))
+        codes = torch.stack((both & 15, both >> 4), dim=2).view(self.out_size, -1, GROUP)
+        ratios, nothings = (from_columns(own)[: self.out_size] for own in (weights.ratios.view(np.float16), weights.nothings))
+        scales = torch.from_numpy(weights.scales)[: self.out_size]
+        widened = FourBits(codes, ratios, nothings, tuple(weights.levels.tolist()), scales).widened()
+        return widened[:, : self.in_size].to(self.dtype)
+
+
+def quantized_product(weight: Tensor, bias: Tensor | None, quantization: str) -> PanelProduct | None:
+    """See `products.product_with`; None where nothing is to be rounded and the weight does not lie on sixteen levels."""
+    if quantization == "int8":
+        return Int8Product(weight, bias)
+    four_bits = in_four_bits(weight) if quantization == "int4" else stored_four_bits(weight)
+    return four_bits and Int4Product(four_bits, weight.shape[1], bias, weight.dtype)
 
 
 class ProductStack:
-    """Like products, or like stacks of them, behind one another: their panels and weights have one more axis, the first. They move
-    one by one, so that no more than one is in memory twice."""
+    """Like products, or like stacks of them, behind one another: their weights have one more axis, the first. They move one by one,
+    so that no more than one is in memory twice."""
 
     def __init__(self, products: "Sequence[PanelProduct | ProductStack]") -> None:
         self._products, self.is_whole = products, all(own.is_whole for own in products)
-        self.panels = products[0].panels[None]
-        if len(products) > 1:
-            self.panels = self.panels.new_empty(len(products), *self.panels.shape[1:])
-            for own, place in zip(products, self.panels, strict=True):
-                own.move_to(place)
-        small = {name: np.stack([getattr(own.weights, name) for own in products]) for name in products[0].weights._fields[1:]}
-        self.weights = products[0].weights._replace(words=words_in(self.panels), **small)
+        first = products[0].weights
+        places: list[Any] = [np.empty((len(products), *own.shape), own.dtype) for own in first]
+        self.weights: Weights = type(first)(*places)
+        self._move_products()
 
-    def move_to(self, panels: Tensor) -> None:
+    def _move_products(self) -> None:
+        for place, own in enumerate(self._products):
+            own.move_to(weights_at(self.weights, place))
+
+    def move_to(self, place: Weights) -> None:
         """Keep the weights there."""
-        for own, place in zip(self._products, panels, strict=True):
-            own.move_to(place)
-        self.panels, self.weights = panels, self.weights._replace(words=words_in(panels))
+        self.weights = place
+        self._move_products()
 
     def unpacked(self) -> Tensor:
         """[P, out, in] copied."""
         return torch.stack([own.unpacked() for own in self._products])
+
+
+def are_alike(products: "Sequence[PanelProduct | ProductStack]") -> bool:
+    """Whether they can be a stack."""
+    kinds = {(type(own.weights), *((values.shape, values.dtype) for values in own.weights)) for own in products}
+    return len(kinds) == 1
 
 
 def in_panels(weight: Tensor) -> Tensor:
@@ -132,3 +189,13 @@ def filled_up(values: Tensor | None, out_size: int) -> np.ndarray:
     """One of each output, as float32 for whole panels."""
     values = torch.zeros(out_size) if values is None else values.float()
     return functional.pad(values, (0, -out_size % PANEL)).numpy()
+
+
+def in_columns(values: Tensor) -> np.ndarray:
+    """Of each output [out, C] as [panels, C, PANEL], filled up with nothing."""
+    return functional.pad(values, (0, 0, 0, -len(values) % PANEL)).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous().numpy()
+
+
+def from_columns(columns: np.ndarray) -> Tensor:
+    """[N, C] again."""
+    return torch.from_numpy(columns).transpose(1, 2).flatten(0, 1)

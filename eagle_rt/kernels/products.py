@@ -2,7 +2,7 @@
 
 import importlib.util
 import platform
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -42,8 +42,21 @@ def takes_own_kernel(weight: Tensor) -> bool:
     return has_own_kernels(weight) and not (weight.dtype == torch.bfloat16 and has_amx())
 
 
-def product_with(weight: Tensor, bias: Tensor | None) -> OpaqueProduct | None:
-    """x W^T + b for W [out, in] from a weight laid out for it; None where there is none but torch's own."""
+Quantization = Literal["none", "int8", "int4", "stored"]
+
+
+def product_with(weight: Tensor, bias: Tensor | None, quantization: Quantization = "none") -> OpaqueProduct | None:
+    """x W^T + b for W [out, in] from a weight laid out for it; None where there is none but torch's own.
+
+    quantization: to how many bits W is rounded, which only our own kernels can do; "stored": to none, but where it lies on sixteen
+    levels, as one that was stored in four bits does, it is held in four.
+    """
+    if quantization != "none":
+        from eagle_rt.kernels.panel_product import quantized_product  # not everywhere is numba installed
+
+        product = quantized_product(weight, bias, quantization)
+        if product:
+            return product
     if takes_own_kernel(weight):
         from eagle_rt.kernels.panel_product import RowProduct  # not everywhere is numba installed
 
@@ -51,24 +64,17 @@ def product_with(weight: Tensor, bias: Tensor | None) -> OpaqueProduct | None:
     return PackedProduct(weight, bias) if can_pack(weight) else None
 
 
-def int8_product_with(weight: Tensor, bias: Tensor | None) -> OpaqueProduct:
-    """x W^T + b with W rounded to eight bits, where there are kernels of our own."""
-    from eagle_rt.kernels.panel_product import Int8Product  # not everywhere is numba installed
-
-    return Int8Product(weight, bias)
-
-
-def experts_with(weights: ExpertTensors, mixing: Mixing, *, in_int8: bool) -> "PanelExperts | None":
+def experts_with(weights: ExpertTensors, mixing: Mixing, quantization: Quantization = "none") -> "PanelExperts | None":
     """Experts in one function from weights laid out for it, see `panel_experts`; None where there is none but torch's or Triton's.
 
     Raises:
-        ValueError: in_int8, and there is none.
+        ValueError: they are to be rounded, and there is none.
     """
     if has_own_kernels(weights.router):
         from eagle_rt.kernels.panel_experts import PanelExperts, fill_panels  # not everywhere is numba installed
 
         if fill_panels(weights):
-            return PanelExperts(weights, mixing, in_int8=in_int8)
-    if in_int8:
-        raise ValueError(f"experts of {list(weights.down.shape[1:])} have no kernels of eight bits: serve them as they are")
+            return PanelExperts(weights, mixing, quantization)
+    if quantization in ("int8", "int4"):
+        raise ValueError(f"experts of {list(weights.down.shape[1:])} have no kernels of {quantization}: serve them as they are")
     return None

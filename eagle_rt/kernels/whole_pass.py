@@ -88,8 +88,10 @@ def layer_stack(layers: Sequence[LayerParts], norms: Sequence[RMSNorm | None], f
     if len({layer.mixing for layer in layers}) > 1:
         return None
     from eagle_rt.kernels.layer_stack import LayerStack  # not everywhere is numba installed
-    from eagle_rt.kernels.panel_product import PanelProduct, ProductStack
+    from eagle_rt.kernels.panel_product import PanelProduct, ProductStack, are_alike
 
     if not all(isinstance(product, (PanelProduct, ProductStack)) and product.is_whole for product in products):
+        return None
+    if not all(map(are_alike, zip(*(layer.products for layer in layers), strict=True))):
         return None
     return LayerStack(layers, norms, first)

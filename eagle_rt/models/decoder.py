@@ -12,6 +12,7 @@ from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.embed import embed
+from eagle_rt.kernels.products import Quantization
 from eagle_rt.kernels.whole_pass import layer_stack
 from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.experts import expert_name
@@ -39,8 +40,9 @@ class Decoder(CompilableLayers):
     """A Llama-like decoder on a paged cache.
 
     feature_layers: layers whose input is handed to the draft head; num_layers means the output of the last one, and
-    FINAL_NORM that output after the final norm. in_int8: weights of products are rounded to eight bits, layer by layer as they are
-    read. shard: the part of it that this process holds, and total: the sum of what all hold.
+    FINAL_NORM that output after the final norm. quantization: of the weights of products, see `products.product_with`, layer by
+    layer as they are read; the output layer has eight bits at least, if it was not stored in fewer. shard: the part of it that this
+    process holds, and total: the sum of what all hold.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Decoder(CompilableLayers):
         context_length: int,
         dtype: torch.dtype,
         device: str,
-        in_int8: bool = False,
+        quantization: Quantization = "none",
         shard: Shard = WHOLE,
         total: Total = whole,
     ) -> None:
@@ -66,14 +68,16 @@ class Decoder(CompilableLayers):
         self._norms = [norm(checkpoint, f"{name}.input_layernorm", size, eps) for name in names]
         kinds = zip(names, spec.windows, map(shard.expert_shape, spec.experts), strict=True)
         blocks = (Block(checkpoint, name, shape, size, window, experts, total) for name, window, experts in kinds)
-        self._blocks = [block.quantized() if in_int8 else block for block in blocks]
+        self._blocks = [block if quantization == "none" else block.quantized(quantization) for block in blocks]
         self.final_norm = norm(checkpoint, "model.norm", size, eps)
         is_tied = spec.tie_word_embeddings or "lm_head.weight" not in checkpoint
         if is_tied:
             lm_head = Linear(shard.part_of(self.embedding, 0) if is_part else self.embedding)
         else:
             lm_head = linear(checkpoint, "lm_head", vocab_size // shard.size, size)
-        self.lm_head = lm_head.quantized() if in_int8 else lm_head
+        if quantization != "none":
+            lm_head = lm_head.quantized("int8" if quantization == "int4" else quantization)
+        self.lm_head = lm_head
         self._pool_shape = spec.num_layers, shape, dtype, device
         self._rope = Rope(spec.rope, context_length, dtype, device)
         self._stack = None
@@ -126,16 +130,16 @@ def load_decoder(
     context_length: int,
     dtype: torch.dtype,
     device: str,
-    in_int8: bool = False,
+    quantization: Quantization = "none",
     make: Callable[..., Decoder] = Decoder,
 ) -> Decoder:
-    """Read a target from disk; in_int8: as `Decoder` says. make: what makes it of its tensors.
+    """Read a target from disk; quantization: as `Decoder` says. make: what makes it of its tensors.
 
     Raises:
         FileNotFoundError, ValueError: the checkpoint is incomplete, damaged, or not what its config.json says.
     """
     checkpoint = open_checkpoint(model_dir, spec.storage, dtype, device, "target", expert_name)
     try:
-        return make(checkpoint, spec, context_length=context_length, dtype=dtype, device=device, in_int8=in_int8)
+        return make(checkpoint, spec, context_length=context_length, dtype=dtype, device=device, quantization=quantization)
     finally:
         checkpoint.finish()

@@ -8,7 +8,7 @@ from torch import Tensor
 from eagle_rt.kernels.experts import ExpertTensors, Mixing, mix_experts
 from eagle_rt.kernels.opaque import Opaque
 from eagle_rt.kernels.packed_linear import OpaqueProduct
-from eagle_rt.kernels.products import experts_with
+from eagle_rt.kernels.products import Quantization, experts_with
 from eagle_rt.models.spec import ExpertShape
 from eagle_rt.models.weights import Checkpoint
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:  # not everywhere is numba installed
 
 
 class Experts(Opaque):
-    """See `kernels.experts`. Where there are kernels with weights laid out for them these are held only so; in_int8: those of the
-    experts are rounded to eight bits."""
+    """See `kernels.experts`. Where there are kernels with weights laid out for them these are held only so; quantization: of
+    the experts, see `products.product_with`."""
 
-    def __init__(self, weights: ExpertTensors, mixing: Mixing, *, in_int8: bool = False) -> None:
+    def __init__(self, weights: ExpertTensors, mixing: Mixing, quantization: Quantization = "none") -> None:
         super().__init__()
         self.out_size, self.mixing = weights.router.shape[1], mixing
-        self.panels = experts_with(weights, mixing, in_int8=in_int8)
+        self.panels = experts_with(weights, mixing, quantization)
         nothing = weights.router.new_empty(0)
         self._weights = replace(weights, gate_and_up=nothing, down=nothing) if self.panels else weights
 
@@ -40,9 +40,8 @@ class Experts(Opaque):
         panels = self.panels
         return (panels.router, panels.gate_and_up, panels.down) if panels else (None,) * 3
 
-    def quantized(self) -> "Experts":
-        """The same with experts of eight bits."""
-        return Experts(self.weights, self.mixing, in_int8=True)
+    def quantized(self, quantization: Quantization) -> "Experts":
+        return Experts(self.weights, self.mixing, quantization)
 
     def apply(self, x: Tensor) -> Tensor:
         return self.panels(x) if self.panels else mix_experts(x, self._weights, self.mixing)

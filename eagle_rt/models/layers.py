@@ -11,7 +11,7 @@ from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels.packed_linear import OpaqueProduct
-from eagle_rt.kernels.products import WIDE_ROWS, int8_product_with, is_wide, product_with
+from eagle_rt.kernels.products import WIDE_ROWS, Quantization, is_wide, product_with
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
@@ -26,12 +26,12 @@ from eagle_rt.models.weights import Checkpoint
 class Linear:
     """y = x W^T + b for x [R, in], given W [out, in].
 
-    Where there are products with a weight that is laid out for them it is held only so; in_int8: rounded to eight bits.
+    Where there are products with a weight that is laid out for them it is held only so; quantization: see `product_with`.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, in_int8: bool = False) -> None:
-        self.bias, self._is_int8 = bias, in_int8
-        self.product = int8_product_with(weight, bias) if in_int8 else product_with(weight, bias)
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, quantization: Quantization = "none") -> None:
+        self.bias, self.quantization = bias, quantization
+        self.product = product_with(weight, bias, quantization)
         self._transposed = None
         if not self.product:
             self._transposed = weight.t() if weight.is_cuda else weight.t().contiguous()
@@ -49,9 +49,9 @@ class Linear:
         """Only the outputs [R] that `kept` names."""
         return Linear(self.weight[kept], None if self.bias is None else self.bias[kept])
 
-    def quantized(self) -> "Linear":
-        """The same with a weight of eight bits."""
-        return self if self._is_int8 else Linear(self.weight, self.bias, in_int8=True)
+    def quantized(self, quantization: Quantization) -> "Linear":
+        """The same with a weight of fewer bits; itself if it has been asked before."""
+        return self if self.quantization != "none" else Linear(self.weight, self.bias, quantization)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.product:
@@ -119,9 +119,9 @@ class Attention:
             self.query_norm = RMSNorm(query_norm, shape.rms_norm_eps)
             self.key_norm = RMSNorm(key_norm, shape.rms_norm_eps)
 
-    def quantized(self) -> "Attention":
+    def quantized(self, quantization: Quantization) -> "Attention":
         other = copy.copy(self)
-        other.qkv, other.output = self.qkv.quantized(), self.output.quantized()
+        other.qkv, other.output = self.qkv.quantized(quantization), self.output.quantized(quantization)
         return other
 
     def __call__(self, x: Tensor, layer: int, context: PassContext) -> Tensor:
@@ -160,9 +160,9 @@ class FeedForward:
         self.gate_and_up = merged_linear(checkpoint, names, shape.hidden_size)
         self.down = linear(checkpoint, f"{prefix}.down_proj", shape.hidden_size, shape.intermediate_size)
 
-    def quantized(self) -> "FeedForward":
+    def quantized(self, quantization: Quantization) -> "FeedForward":
         other = copy.copy(self)
-        other.gate_and_up, other.down = self.gate_and_up.quantized(), self.down.quantized()
+        other.gate_and_up, other.down = self.gate_and_up.quantized(quantization), self.down.quantized(quantization)
         return other
 
     @property
@@ -195,10 +195,10 @@ class Block:
         else:
             self.feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape)
 
-    def quantized(self) -> "Block":
-        """The same with weights of eight bits; norms stay."""
+    def quantized(self, quantization: Quantization) -> "Block":
+        """The same with weights of fewer bits, see `product_with`; norms stay."""
         other = copy.copy(self)
-        other.attention, other.feed_forward = self.attention.quantized(), self.feed_forward.quantized()
+        other.attention, other.feed_forward = self.attention.quantized(quantization), self.feed_forward.quantized(quantization)
         return other
 
     @property

@@ -20,6 +20,7 @@ from torch import Tensor
 from eagle_rt.models.weights import Checkpoint, Rename
 
 METHODS = ("fp8", "fbgemm_fp8", "modelopt", "compressed-tensors", "gptq", "awq", "mxfp4")
+IN_FOUR_BITS = ("gptq", "awq", "mxfp4")
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
 EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 WORD_BITS = 32
@@ -35,12 +36,12 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass(frozen=True)
 class Storage:
-    """How weights are stored. block: outputs and inputs that share a scale, where a checkpoint has such blocks; bits: of gptq and
-    awq; zero_offset: what gptq's zero points are short of."""
+    """How weights are stored. block: outputs and inputs that share a scale, where a checkpoint has such blocks; bits: of a number;
+    zero_offset: what gptq's zero points are short of."""
 
     method: str
     block: tuple[int, int] | None = None
-    bits: int = 4
+    bits: int = 8
     zero_offset: int = 0
 
 
@@ -70,7 +71,9 @@ def storage_of(config: dict[str, Any]) -> Storage | None:
     weights = [group.get("weights") or {} for group in given.get("config_groups", {}).values()]
     block = given.get("weight_block_size") or next((own["block_structure"] for own in weights if own.get("block_structure")), None)
     is_first_version = method == "gptq" and given.get("checkpoint_format", "gptq") == "gptq"
-    return Storage(method, tuple(block) if block else None, given.get("bits", 4), int(is_first_version))
+    given_bits = [given.get("bits"), *(own.get("num_bits") for own in weights)]
+    bits = next(filter(None, given_bits), 4 if method in IN_FOUR_BITS else 8)
+    return Storage(method, tuple(block) if block else None, bits, int(is_first_version))
 
 
 def open_checkpoint(

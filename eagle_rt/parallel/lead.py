@@ -132,7 +132,7 @@ class SharedOutputLayer(Linear):
 
     def __init__(self, followers: Followers, own: Linear) -> None:
         self._followers, self._own = followers, own
-        self.bias, self.product, self._is_int8 = None, None, False
+        self.bias, self.product, self.quantization = None, None, "none"
 
     @property
     def weight(self) -> Tensor:

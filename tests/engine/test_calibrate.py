@@ -31,11 +31,13 @@ def test_trees_stay_within_their_bounds() -> None:
 @pytest.mark.parametrize("is_ours", [True, False])
 def test_a_jump_is_known_of_our_own_products(monkeypatch: pytest.MonkeyPatch, is_ours: bool) -> None:
     pytest.importorskip("numba")
+    from eagle_rt.kernels.cpu import int8_product, product
+
     monkeypatch.setattr(products, "takes_own_kernel", lambda weight: is_ours)
-    product = products.product_with(torch.zeros(1, 1), None)
-    assert product
-    assert product.rows_at_once == (12 if is_ours else None)
-    assert products.int8_product_with(torch.zeros(1, 1), None).rows_at_once == 6
+    own = products.product_with(torch.zeros(1, 1), None)
+    assert own
+    assert own.rows_at_once == (product.MOST_ROWS if is_ours else None)
+    assert products.product_with(torch.zeros(1, 1), None, "int8").rows_at_once == int8_product.MOST_ROWS
 
 
 @pytest.mark.parametrize("tree", [(1, 1, 2), (1, 3, 4)], ids=str)

@@ -34,8 +34,8 @@ def on_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, interpreted."""
     monkeypatch.setattr(dispatch, "prefers_triton", lambda x: True)
     monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
-    monkeypatch.setattr(layers, "product_with", lambda weight, bias: None)
-    monkeypatch.setattr(experts, "experts_with", lambda weights, mixing, in_int8: None)
+    monkeypatch.setattr(layers, "product_with", lambda weight, bias, quantization: None)
+    monkeypatch.setattr(experts, "experts_with", lambda weights, mixing, quantization: None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -11,19 +11,17 @@ from numba import njit
 from torch.nn import functional
 
 from eagle_rt.kernels.cpu import drop_stale_code
-from eagle_rt.kernels.cpu import int8_product as int8_product_module
 from eagle_rt.kernels.cpu.add_rms_norm import add_rms_norm
 from eagle_rt.kernels.cpu.best_token import best_token
 from eagle_rt.kernels.cpu.cos_sin import cos_sin
 from eagle_rt.kernels.cpu.instructions import has_instructions
-from eagle_rt.kernels.cpu.int8_product import MOST_ROWS as INT8_MOST_ROWS
 from eagle_rt.kernels.cpu.order import BLOCK
 from eagle_rt.kernels.cpu.product import HAS_FAST_PAIRS, MOST_ROWS, PANEL, RowWeights, multiply_tile, turn_tile
 from eagle_rt.kernels.cpu.rotate_and_write import rotate_and_write
 from eagle_rt.kernels.cpu.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.cpu.top_children import top_children
 from eagle_rt.kernels.cpu.vectors import array_of, words_of
-from eagle_rt.kernels.panel_product import Int8Product, RowProduct
+from eagle_rt.kernels.panel_product import RowProduct
 from eagle_rt.kernels.rms_norm import RMSNorm, norms_side_by_side
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.speculate.sampler import best_token as best_token_of
@@ -54,11 +52,10 @@ def test_products_of_any_shape(dtype: torch.dtype, sizes: tuple[int, int, int], 
     assert torch.equal(own.unpacked(), weight)
 
 
-@pytest.mark.parametrize("kind", [RowProduct, Int8Product])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_comes_out_the_same_whatever_else_is_multiplied(dtype: torch.dtype, kind: type[RowProduct | Int8Product]) -> None:
+def test_a_row_comes_out_the_same_whatever_else_is_multiplied(dtype: torch.dtype) -> None:
     x, weight, bias = random_product(dtype, (4 * MOST_ROWS + 5, 2 * PANEL, 300))
-    own = kind(weight, bias)
+    own = RowProduct(weight, bias)
     alone = torch.cat([own(x[row : row + 1]) for row in range(len(x))])
     for num_rows in range(1, len(x) + 1):
         assert torch.equal(own(x[:num_rows]), alone[:num_rows])
@@ -75,64 +72,6 @@ def test_rows_that_hold_no_numbers_spoil_no_other(dtype: torch.dtype) -> None:
     assert torch.equal(found[::2], expected[::2])
     assert found[1].isnan().all()
     assert not found[3].isfinite().any()
-
-
-def int8_twin(x: torch.Tensor, own: Int8Product, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """In double precision, with the weight as it was rounded; and how far off rounding a row to sixteen bits can be."""
-    weight = own.unpacked().double()
-    step = x.double().abs().amax(1, keepdim=True) / 32767
-    return x.double() @ weight.T + bias.double(), step * weight.abs().sum(1)
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    dtype=st.sampled_from(DTYPES),
-    sizes=st.tuples(st.integers(1, 5 * INT8_MOST_ROWS), st.integers(1, 3 * PANEL), st.integers(1, 70)),
-    scale=st.sampled_from([1e-20, 1.0, 1e10]),
-)
-def test_products_of_eight_bits(dtype: torch.dtype, sizes: tuple[int, int, int], scale: float) -> None:
-    x, weight, bias = random_product(dtype, sizes)
-    x, bias = x * scale, bias * scale
-    own = Int8Product(weight, bias)
-    size = weight.double().abs()
-    assert ((own.unpacked().double() - weight.double()).abs() <= size.amax(1, keepdim=True) / 127 * 0.51 + 2**-8 * size).all()
-    expected, error = int8_twin(x, own, bias)
-    tolerance = TOLERANCES[dtype]["rtol"]
-    # The twin's weight is in the precision of the model; the kernel's is a number of steps.
-    allowed = error + tolerance * (expected.abs() + x.double().abs() @ size.T)
-    assert ((own(x).double() - expected).abs() <= allowed).all()
-
-
-def test_products_of_eight_bits_keep_small_numbers_beside_large_ones() -> None:
-    """To eight bits they would all be nothing."""
-    x, weight, bias = random_product(torch.float32, (3, PANEL, 256))
-    x[:, 0], weight[:, 0] = 500.0, 0.0
-    own = Int8Product(weight, bias)
-    torch.testing.assert_close(own(x), x @ own.unpacked().T + bias, rtol=0.02, atol=0.1)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_of_nothing_and_of_no_numbers(dtype: torch.dtype) -> None:
-    x, weight, bias = random_product(dtype, (5, PANEL, 64))
-    weight[3] = 0
-    own = Int8Product(weight, bias)
-    expected = own(x)
-    assert torch.equal(expected[:, 3], bias[3].expand(5))
-    x[0], x[1, 3], x[3, 7] = 0, torch.nan, torch.inf
-    found = own(x)
-    assert torch.equal(found[0], bias)
-    assert torch.equal(found[[2, 4]], expected[[2, 4]])
-    assert found[[1, 3]].isnan().all()
-
-
-def test_products_without_instructions_for_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same numbers, four times as slowly."""
-    x, weight, bias = random_product(torch.bfloat16, (7, PANEL, 66))
-    own = Int8Product(weight, bias)
-    monkeypatch.setattr(int8_product_module, "HAS_BYTE_DOT", False)
-    x, outputs = torch.nn.functional.pad(x, (0, 2)), torch.empty(7, PANEL, dtype=torch.bfloat16)
-    njit(int8_product_module.int8_product.py_func)(array_of(x), own.weights, array_of(outputs))
-    assert torch.equal(outputs, own(x[:, :66]))
 
 
 @njit

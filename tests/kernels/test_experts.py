@@ -14,7 +14,7 @@ from eagle_rt.kernels import dispatch
 from eagle_rt.kernels import experts as twin
 from eagle_rt.kernels.experts import ExpertTensors, Mixing
 from eagle_rt.kernels.gate import SWIGLU, Gate
-from eagle_rt.kernels.products import experts_with, has_own_kernels
+from eagle_rt.kernels.products import Quantization, experts_with, has_own_kernels
 from eagle_rt.kernels.triton.mix_experts import GROUP_BLOCK, block_in, mix_experts
 from eagle_rt.kernels.triton.route import route
 
@@ -188,22 +188,23 @@ def test_sizes_that_no_matrix_unit_takes_are_refused() -> None:
 
 @pytest.mark.skipif(not has_own_kernels(torch.zeros(1)), reason="no kernels of our own on this processor")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("in_int8", [False, True])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize(
     ("count", "mixing", "has_biases"),
     [(8, Mixing(2, True), False), (60, Mixing(4, False), False), (1, Mixing(1, True), False), (12, Mixing(4, True, CLAMPED), True)],
 )
-def test_ours_for_cpus(count: int, mixing: Mixing, has_biases: bool, in_int8: bool, dtype: torch.dtype) -> None:
+def test_ours_for_cpus(count: int, mixing: Mixing, has_biases: bool, quantization: Quantization, dtype: torch.dtype) -> None:
     """Near the twin where it takes the same experts, and every row bit by bit as it comes out alone."""
     weights = on_cpu(made_weights(9, count, 32, 64, dtype, has_biases=has_biases))
-    ours = experts_with(weights, mixing, in_int8=in_int8)
+    ours = experts_with(weights, mixing, quantization)
     assert ours
     x = made(9, 40, 64, dtype=dtype).cpu() * 8
     found = ours(x)
-    own = replace(weights, gate_and_up=ours.gate_and_up.unpacked(), down=ours.down.unpacked()) if in_int8 else weights
+    own = replace(weights, gate_and_up=ours.gate_and_up.unpacked(), down=ours.down.unpacked())
+    assert torch.equal(own.down, weights.down) == (quantization == "none")
     exact = twin.mix_experts(x, own, mixing)
     errors = (found - exact).abs().amax(1)
-    tolerance = TOLERANCE[dtype] * exact.abs().max() * (20 if in_int8 and dtype == torch.float32 else 1)
+    tolerance = TOLERANCE[dtype] * exact.abs().max() * (20 if quantization != "none" and dtype == torch.float32 else 1)
     assert (errors < tolerance).float().mean() > 0.9
     assert all(torch.equal(ours(x[row : row + 1])[0], found[row]) for row in range(len(x)))
     x[3] = torch.nan
@@ -211,11 +212,11 @@ def test_ours_for_cpus(count: int, mixing: Mixing, has_biases: bool, in_int8: bo
     assert again[3].isnan().all()
     assert torch.equal(again[4:], found[4:])
     weights.router[0, 0] = torch.nan
-    assert experts_with(weights, mixing, in_int8=in_int8)(x).isnan().all()  # type: ignore[misc]
+    assert experts_with(weights, mixing, quantization)(x).isnan().all()  # type: ignore[misc]
 
 
 def test_sizes_that_fill_no_panels_take_the_twin() -> None:
     weights = on_cpu(made_weights(1, 4, 24, 64, torch.float32))
-    assert experts_with(weights, Mixing(2, True), in_int8=False) is None
-    with pytest.raises(ValueError, match=r"experts of \[64, 24\] have no kernels of eight bits: serve them as they are"):
-        experts_with(weights, Mixing(2, True), in_int8=True)
+    assert experts_with(weights, Mixing(2, True)) is None
+    with pytest.raises(ValueError, match=r"experts of \[64, 24\] have no kernels of int4: serve them as they are"):
+        experts_with(weights, Mixing(2, True), "int4")

@@ -20,10 +20,14 @@ from transformers import AutoModelForCausalLM
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.load import load_models, model_info
+from eagle_rt.kernels.cpu.int4_product import Int4Weights
+from eagle_rt.kernels.cpu.product import RowWeights
+from eagle_rt.kernels.products import has_own_kernels
+from eagle_rt.models.decoder import load_decoder
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import load_head, load_mtp_head
 from eagle_rt.models.reading import text_batch, text_pool
-from eagle_rt.models.spec import model_spec
+from eagle_rt.models.spec import model_spec, read_config
 
 TEXT = random_prompts(1, seed=5, longest=60)[0]
 FP8 = torch.float8_e4m3fn
@@ -183,11 +187,11 @@ STORAGES: dict[str, tuple[dict[str, Any], Store]] = {
     "compressed-exponents": (compressed("float-quantized"), exponents),
     "compressed-int": (compressed("int-quantized"), eight_bits(torch.int8, 1, None)),
     "compressed-int-zeros": (compressed("int-quantized"), eight_bits(torch.int8, 1, None, zeros=True)),
-    "compressed-4": (compressed("pack-quantized"), packed(4, 32)),
-    "compressed-4-zeros": (compressed("pack-quantized"), packed(4, 16, zeros=True)),
-    "compressed-4-shuffled": (compressed("pack-quantized"), packed(4, 16, zeros=True, order="shuffled")),
-    "compressed-4-in-order": (compressed("pack-quantized"), packed(4, 16, order="unknown")),
-    "compressed-8": (compressed("pack-quantized"), packed(8, None)),
+    "compressed-4": (compressed("pack-quantized", num_bits=4), packed(4, 32)),
+    "compressed-4-zeros": (compressed("pack-quantized", num_bits=4), packed(4, 16, zeros=True)),
+    "compressed-4-shuffled": (compressed("pack-quantized", num_bits=4), packed(4, 16, zeros=True, order="shuffled")),
+    "compressed-4-in-order": (compressed("pack-quantized", num_bits=4), packed(4, 16, order="unknown")),
+    "compressed-8": (compressed("pack-quantized", num_bits=8), packed(8, None)),
     "gptq": ({"quant_method": "gptq", "bits": 4}, gptq(4, 32, is_first_version=True, in_order=True)),
     "gptq-shuffled": ({"quant_method": "gptq", "bits": 4}, gptq(4, 32, is_first_version=True, in_order=False)),
     "gptq-8-v2": (
@@ -330,13 +334,42 @@ def states_after(head: Head, text: list[int]) -> Tensor:
     return head.forward(batch.tokens, head.fuse(features), batch, pool, ReferenceAttention(torch.float32))
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
 @pytest.mark.parametrize("name", ["fp8-blocks", "gptq", "compressed-4"])
-def test_they_are_served_and_that_is_said(tmp_path: Path, name: str) -> None:
+def test_they_are_served_and_that_is_said(tmp_path: Path, name: str, quantization: str) -> None:
     quantized = write(tmp_path, name, "llama")
-    config = EngineConfig(model_path=str(quantized), device="cpu", dtype="float32", quantization="int8")
+    config = EngineConfig(model_path=str(quantized), device="cpu", dtype="float32", quantization=quantization)
     notes = load_models(config, model_info(config)).notes
     method = STORAGES[name][0]["quant_method"]
-    assert f"the checkpoint's weights are quantized ({method}); they are widened to torch.float32" in notes
+    is_held = name != "fp8-blocks" and quantization == "none" and has_own_kernels(torch.zeros(1))
+    how = "held in them where it lies on sixteen levels" if is_held else "widened to torch.float32"
+    assert f"the checkpoint's weights are quantized ({method}, {4 if name != 'fp8-blocks' else 8} bits): each is {how}" in notes
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(not has_own_kernels(torch.zeros(1)), reason="no kernels of our own on this processor")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["compressed-4", "gptq", "awq", "mxfp4", "compressed-4-zeros", "gptq-shuffled", "gptq-8-v2"])
+def test_four_bits_are_held_in_four(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    """Where inputs that are side by side share a scale; others are widened."""
+    quantized = write_mxfp4(tmp_path) if name == "mxfp4" else write(tmp_path, name)
+    spec = model_spec(read_config(quantized))
+    decoders = [
+        load_decoder(quantized, spec, context_length=512, dtype=dtype, device="cpu", quantization=quantization)
+        for quantization in ("stored", "none")
+    ]
+    products = [product for block in decoders[0]._blocks for product in block.parts.products]
+    kinds = {type(product.weights) for product in products if product}  # pyright: ignore[reportAttributeAccessIssue]
+    assert kinds == {
+        "mxfp4": {RowWeights, Int4Weights}, "compressed-4": {Int4Weights}, "gptq": {Int4Weights}, "awq": {Int4Weights}
+    }.get(name, {RowWeights})  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32, attn_implementation="eager")
+    expected = model(torch.tensor([TEXT])).logits[0]
+    held, widened = ((text_logits(decoder, TEXT) - expected).abs().mean() / expected.std() for decoder in decoders)
+    if dtype == torch.float32:
+        assert held < 1e-3
+    else:
+        assert held < max(1.2 * widened, 0.01)
 
 
 @pytest.mark.parametrize(

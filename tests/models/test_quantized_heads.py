@@ -44,9 +44,9 @@ def read(head: Head, target: Decoder, backend: ReferenceAttention | RowAttention
     return states, head.logits(states)
 
 
-def with_rounded_weights(self: Linear) -> Linear:
+def with_rounded_weights(self: Linear, _: str) -> Linear:
     """What is multiplied is float32, and the weights are what eight bits hold of them."""
-    return Linear(Linear(self.weight, self.bias, in_int8=True).weight, self.bias)
+    return Linear(Linear(self.weight, self.bias, "int8").weight, self.bias)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -96,7 +96,7 @@ def test_a_head_narrowed_after_it_was_rounded(target_dir: Path, tmp_path: Path) 
 
 def is_quantized(core: EngineCore) -> bool:
     assert core.runner.host_stepper
-    return core.runner.host_stepper.drafter.head._lm_head.product.panels.dtype == torch.int8
+    return core.runner.host_stepper.drafter.head._lm_head.quantization == "int8"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Targets with weights of eight bits: another model, of which all else holds."""
+"""Targets with weights of eight or four bits: another model, of which all else holds."""
 
 from pathlib import Path
 
@@ -23,35 +23,58 @@ TEXT = random_prompts(1, seed=5, longest=60)[0]
 pytestmark = pytest.mark.skipif(not has_own_kernels(torch.zeros(1)), reason="no kernels of our own on this processor")
 
 
+def in_eight_bits(weight: Tensor) -> Tensor:
+    """Whole numbers of 127ths of the largest of a row."""
+    largest = weight.abs().amax(1, keepdim=True).clamp(min=1e-9)
+    return torch.round(127 * weight / largest) / 127 * largest
+
+
+def in_four_bits(weight: Tensor) -> Tensor:
+    """Whole numbers of fifteenths of what the 32 numbers of a group and 0 span, of steps that float16 holds beside the largest."""
+    groups = weight.unflatten(1, (-1, 32))
+    least, most = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+    steps = (most - least) / 15
+    largest = steps.amax(1, keepdim=True)
+    nothings = torch.round(-least / steps)[..., None]
+    steps = ((steps / largest).half().float() * largest)[..., None]
+    return ((torch.round(groups / steps) + nothings).clamp(0, 15) - nothings).mul(steps).flatten(1)
+
+
+ROUNDED = {"int8": in_eight_bits, "int4": in_four_bits}
+
+
 @torch.inference_mode()
-def rounded_logits(directory: Path) -> Tensor:
-    """By transformers, whose products have weights that are whole numbers of 127ths of the largest of their row."""
+def rounded_logits(directory: Path, quantization: str) -> Tensor:
+    """By transformers, with weights that are rounded so; the output layer's have eight bits at least."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
-    for module in model.modules():
+    for place, module in model.named_modules():
+        rounded = in_eight_bits if place == "lm_head" else ROUNDED[quantization]
         weights = {"weight"} if isinstance(module, torch.nn.Linear) else {"gate_up_proj", "down_proj"} & module._parameters.keys()
         for name in weights:
             weight = getattr(module, name)
-            inputs = -2 if type(module).__name__ == "GptOssExperts" else -1
-            largest = weight.abs().amax(dim=inputs, keepdim=True).clamp(min=1e-9)
-            setattr(module, name, torch.nn.Parameter(torch.round(127 * weight / largest) / 127 * largest))
+            turn = (lambda own: own.transpose(-1, -2)) if type(module).__name__ == "GptOssExperts" else (lambda own: own)
+            turned = turn(weight)
+            setattr(module, name, torch.nn.Parameter(turn(rounded(turned.flatten(0, -2)).view(turned.shape))))
     return model(torch.tensor([TEXT])).logits[0]
 
 
 @pytest.mark.parametrize("name", checkpoints.FAMILIES)
-def test_every_family(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_every_family(tmp_path: Path, name: str, quantization: str) -> None:
     checkpoints.write_target(tmp_path, name)
     spec = model_spec(read_config(tmp_path))
-    decoder = load_decoder(tmp_path, spec, context_length=512, dtype=torch.float32, device="cpu", in_int8=True)
+    decoder = load_decoder(tmp_path, spec, context_length=512, dtype=torch.float32, device="cpu", quantization=quantization)
     found, exact = text_logits(decoder, TEXT), text_logits(load_target(tmp_path), TEXT)
-    error = (found - rounded_logits(tmp_path)).abs().max()
+    error = (found - rounded_logits(tmp_path, quantization)).abs().max()
     assert error < 2e-3 * exact.std()
     assert error < 0.1 * (found - exact).abs().max(), "the model was not rounded"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
-def test_trees_change_no_text(built_in: Path, dtype: str, kind: str) -> None:
-    options = {"quantization": "int8", "dtype": dtype}
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_trees_change_no_text(built_in: Path, dtype: str, kind: str, quantization: str) -> None:
+    options = {"quantization": quantization, "dtype": dtype}
     prompts = random_prompts(6, seed=3, longest=30, vocab_size=4000)
     settings = [SamplingParams(temperature=index % 2, seed=index, max_new_tokens=40) for index in range(6)]
     plain = run(make_core(built_in / "target", **options), prompts, settings)
@@ -65,30 +88,29 @@ def test_trees_change_no_text(built_in: Path, dtype: str, kind: str) -> None:
 
 def test_a_head_shares_the_output_layer(target_dir: Path, tmp_path: Path) -> None:
     spec = model_spec(read_config(target_dir))
-    target = load_decoder(target_dir, spec, context_length=512, dtype=torch.float32, device="cpu", in_int8=True)
+    target = load_decoder(target_dir, spec, context_length=512, dtype=torch.float32, device="cpu", quantization="int8")
     directory = write_head("eagle-llama3", tmp_path / "head", target_dir).directory
     head = load_head(directory, target, "EAGLE", torch.float32, "cpu")[0]
     assert head.quantized()._lm_head is target.lm_head
-    assert target.lm_head.product.panels.dtype == torch.int8
+    assert target.lm_head.quantization == "int8"
 
 
-@pytest.mark.parametrize("multiplies_bytes", [True, False])
-def test_it_is_said(target_dir: Path, monkeypatch: pytest.MonkeyPatch, multiplies_bytes: bool) -> None:
-    monkeypatch.setattr(load, "has_byte_products", lambda: multiplies_bytes)
-    config = make_config(target_dir, quantization="int8")
+@pytest.mark.parametrize(("quantization", "bits"), [("int8", "eight"), ("int4", "four")])
+def test_it_is_said(target_dir: Path, quantization: str, bits: str) -> None:
+    config = make_config(target_dir, quantization=quantization)
     notes = load.load_models(config, load.model_info(config)).notes
-    assert "--quantization int8: the model's weights are rounded to eight bits" in notes
-    assert any("WARNING: this processor can't multiply bytes" in note for note in notes) != multiplies_bytes
+    assert f"--quantization {quantization}: the model's weights are rounded to {bits} bits" in notes
 
 
-def test_it_is_refused(target_dir: Path) -> None:
-    with pytest.raises(ValueError, match=r"--quantization int8 needs .* not cpu and float16: leave it out"):
-        make_core(target_dir, quantization="int8", dtype="float16")
-    with pytest.raises(ValueError, match="--quantization is fp8, but must be one of none, int8"):
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_it_is_refused(target_dir: Path, quantization: str) -> None:
+    with pytest.raises(ValueError, match=rf"--quantization {quantization} needs .* not cpu and float16: leave it out"):
+        make_core(target_dir, quantization=quantization, dtype="float16")
+    with pytest.raises(ValueError, match="--quantization is fp8, but must be one of none, int8, int4"):
         make_config(target_dir, quantization="fp8")
 
 
-def test_a_profile_is_of_one_of_both(target_dir: Path, head_dir: Path) -> None:
-    exact, rounded = (make_config(target_dir, head_dir, (3, 2, 8), quantization=name) for name in ("none", "int8"))
-    info = load.model_info(exact)
-    assert subject_of(exact, info) != subject_of(rounded, info)
+def test_a_profile_is_of_one_of_them(target_dir: Path, head_dir: Path) -> None:
+    configs = [make_config(target_dir, head_dir, (3, 2, 8), quantization=name) for name in ("none", "int8", "int4")]
+    info = load.model_info(configs[0])
+    assert len({subject_of(config, info) for config in configs}) == 3

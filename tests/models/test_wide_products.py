@@ -26,7 +26,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return lambda *tensors: own(*(tensor.contiguous() for tensor in tensors))
 
     monkeypatch.setattr(layers, "is_wide", lambda weight: True)
-    monkeypatch.setattr(layers, "product_with", lambda weight, bias: None)
+    monkeypatch.setattr(layers, "product_with", lambda weight, bias, quantization: None)
     monkeypatch.setattr(dispatch, "triton_kernel", kernel)
     return names
 

@@ -41,7 +41,7 @@ def fake_step(core: EngineCore, on_mark: Callable[[str], None] = lambda name: No
 @pytest.fixture(autouse=True)
 def products_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU's own read their operands on the host."""
-    monkeypatch.setattr(layers, "product_with", lambda weight, bias: None)
+    monkeypatch.setattr(layers, "product_with", lambda weight, bias, quantization: None)
     monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
 
 

@@ -73,12 +73,13 @@ def widened(builder: Any, words: Any) -> tuple[Any, Any]:
     return builder.bitcast(first, SUMS), builder.bitcast(second, SUMS)
 
 
-def parts_of(builder: Any, words: list[Any], number: Any) -> list[list[Any]]:
-    """Vectors of a weight's words as what is multiplied with the numbers of x that belong to a word, one after the other: with one
+Parts = tuple[tuple[Any, ...], ...]
+
+
+def parts_of(builder: Any, word: Any, number: Any) -> Parts:
+    """A vector of a weight's words as what is multiplied with the numbers of x that belong to a word, one after the other: with one
     number that is like the word the word, with two float32 the two bfloat16 in it."""
-    if words[0].type.element == number:
-        return [words]
-    return [list(part) for part in zip(*(widened(builder, vector) for vector in words), strict=True)]
+    return ((word,) if word.type.element == number else widened(builder, word),)
 
 
 def add_products(builder: Any, sums: Any, weights: Any, x: Any) -> Any:
@@ -115,10 +116,12 @@ def fetch_ahead(builder: Any, places: list[Any]) -> None:
         builder.call(fetch, [ahead, read, second_cache, not_code])
 
 
-def build_tile(builder: Any, size: Any, x: Any, weight: Any, starts: list[Any], add: Callable[..., Any]) -> list[Any]:
-    """The sums [num_rows * NUM_VECTORS] of a tile: `starts`, as many, and, for each k of `size`, x [size, num_rows, parts] times
-    weight [size, PANEL], whose words `add` multiplies in as many parts, see `parts_of`. Leaves the builder where they are known."""
-    num_rows = len(starts) // NUM_VECTORS
+def build_tile(
+    builder: Any, size: Any, x: Any, weight: Any, starts: list[Any], add: Callable[..., Any], cut: Callable[..., Parts] = parts_of
+) -> list[Any]:
+    """The sums [num_rows * NUM_VECTORS] of a tile: `starts`, as many, and, for each k of `size`, x [size, steps, num_rows, parts]
+    times weight [size, PANEL], whose words are `cut` into as many parts of as many steps, which `add` multiplies. Leaves the
+    builder where they are known."""
     before = builder.block
     loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
     builder.branch(loop)
@@ -128,24 +131,37 @@ def build_tile(builder: Any, size: Any, x: Any, weight: Any, starts: list[Any], 
     sums = [builder.phi(start.type) for start in starts]
     for total, start in zip(sums, starts, strict=True):
         total.add_incoming(start, before)
-    places = vectors_at(builder, weight, builder.mul(k, I64(PANEL)), ir.VectorType(weight.type.pointee, LANES))
-    if num_rows >= FEWEST_ROWS_AHEAD:
-        fetch_ahead(builder, places)
-    parts = parts_of(builder, [builder.load(place, align=4) for place in places], x.type.pointee)
-    results = []
-    for row in range(num_rows):
-        own = sums[row * NUM_VECTORS : (row + 1) * NUM_VECTORS]
-        for part, columns in enumerate(parts):
-            index = builder.add(builder.mul(k, I64(num_rows * len(parts))), I64(row * len(parts) + part))
-            number = spread(builder, builder.load(builder.gep(x, [index]), align=4), columns[0].type)
-            own = [add(builder, total, column, number) for total, column in zip(own, columns, strict=True)]
-        results += own
+    results = add_word(builder, k, x, weight, sums, add, cut)
     following = builder.add(k, I64(1))
     k.add_incoming(following, loop)
     for total, result in zip(sums, results, strict=True):
         total.add_incoming(result, loop)
     builder.cbranch(builder.icmp_signed("<", following, size), loop, done)
     builder.position_at_end(done)
+    return results
+
+
+def add_word(
+    builder: Any, k: Any, x: Any, weight: Any, sums: list[Any], add: Callable[..., Any], cut: Callable[..., Parts] = parts_of
+) -> list[Any]:
+    """What `sums` come to with the products of one k, see `build_tile`."""
+    num_rows = len(sums) // NUM_VECTORS
+    places = vectors_at(builder, weight, builder.mul(k, I64(PANEL)), ir.VectorType(weight.type.pointee, LANES))
+    if num_rows >= FEWEST_ROWS_AHEAD:
+        fetch_ahead(builder, places)
+    words = [builder.load(place, align=4) for place in places]
+    steps = [list(zip(*step, strict=True)) for step in zip(*(cut(builder, word, x.type.pointee) for word in words), strict=True)]
+    numbers_of_step = num_rows * len(steps[0])
+    results = []
+    for row in range(num_rows):
+        own = sums[row * NUM_VECTORS : (row + 1) * NUM_VECTORS]
+        for step, parts in enumerate(steps):
+            for part, columns in enumerate(parts):
+                place = I64(step * numbers_of_step + row * len(parts) + part)
+                index = builder.add(builder.mul(k, I64(len(steps) * numbers_of_step)), place)
+                number = spread(builder, builder.load(builder.gep(x, [index]), align=4), columns[0].type)
+                own = [add(builder, total, column, number) for total, column in zip(own, columns, strict=True)]
+        results += own
     return results
 
 
