@@ -67,7 +67,7 @@ class EngineConfig:
     speculative_draft_model_quantization: str = option(
         "speculation",
         "int8: the head's weights are rounded to eight bits, on a CPU only. Drafting reads half as much; the text stays the same, "
-        "since the target decides on every token. auto: int8 where the processor multiplies bytes (avx512_vnni).",
+        "since the target decides on every token. auto: int8 where there are kernels for it.",
         "auto",
         choices=list(DRAFT_QUANTIZATIONS),
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.config import EngineConfig
-from eagle_rt.kernels.processor import has_bfloat16_products, has_byte_products
+from eagle_rt.kernels.processor import has_bfloat16_products
 from eagle_rt.kernels.products import Quantization, has_own_kernels, takes_own_kernel
 from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.heads.base import Head
@@ -208,7 +208,7 @@ def quantizes_head(config: EngineConfig, weight: Tensor) -> bool:
     quantization = config.speculative_draft_model_quantization
     if quantization == "int8":
         require_rounding("--speculative-draft-model-quantization", quantization, weight)
-    return quantization == "int8" or (quantization == "auto" and has_own_kernels(weight) and has_byte_products())
+    return quantization == "int8" or (quantization == "auto" and has_own_kernels(weight))
 
 
 def require_rounding(flag: str, asked: str, weight: Tensor) -> None:

@@ -36,6 +36,14 @@ def made(weight: Tensor, bias: Tensor, kind: str) -> PanelProduct:
     return product
 
 
+def rounding_of(x: Tensor, weight: Tensor, kind: str) -> Tensor:
+    """[T, N] half a step of a number at most: of sixteen bits of a row, or eight of each group."""
+    if kind == "int8":
+        return x.double().abs().amax(1, keepdim=True) / float(MOST_STEPS) / 2 * weight.abs().sum(1)
+    steps = four_bits.in_groups(x).double().abs().amax(2) / float(int4_product.MOST_STEPS)
+    return steps / 2 @ four_bits.in_groups(weight).double().abs().sum(2).T
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     kind=st.sampled_from(KINDS),
@@ -49,10 +57,9 @@ def test_products_of_any_shape(kind: str, dtype: torch.dtype, sizes: tuple[int, 
     own = made(weight, bias, kind)
     held = own.unpacked().double()
     expected = x.double() @ held.T + bias.double()
-    # How far off rounding a row to sixteen bits can be, and the result to the model's precision. The twin's weight is in that
-    # precision, and the kernel's is a number of steps.
-    step = x.double().abs().amax(1, keepdim=True) / float(MOST_STEPS)
-    allowed = step * held.abs().sum(1) + TOLERANCES[dtype] * (expected.abs() + x.double().abs() @ held.abs().T)
+    # How far off rounding a row can be, and the result to the model's precision. The twin's weight is in that precision, and the
+    # kernel's is a number of steps.
+    allowed = rounding_of(x, held, kind) + TOLERANCES[dtype] * (expected.abs() + x.double().abs() @ held.abs().T)
     assert ((own(x).double() - expected).abs() <= allowed).all()
     assert own(x).dtype == dtype
 
@@ -78,9 +85,9 @@ def test_a_row_comes_out_the_same_whatever_else_is_multiplied(dtype: torch.dtype
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_numbers_count_beside_large_ones(kind: str) -> None:
-    """To eight bits they would all be nothing."""
-    x, weight, bias = random_product(torch.float32, (3, PANEL, 256))
-    x[:, 0], weight[:, 0] = 500.0, 0.0
+    """To eight bits they would all be nothing; those of a group of inputs count to the others."""
+    x, weight, bias = random_product(torch.float32, (3, PANEL, 512))
+    x[:, 0], weight[:, : 1 if kind == "int8" else GROUP] = 500.0, 0.0
     own = made(weight, bias, kind)
     torch.testing.assert_close(own(x), x @ own.unpacked().T + bias, rtol=0.02, atol=0.1)
 
@@ -112,34 +119,38 @@ def test_rows_of_nothing_and_of_no_numbers(dtype: torch.dtype, kind: str) -> Non
 
 
 @njit
-def multiply_eight_bits(x, words, scales, totals, weights, outputs):  # type: ignore[no-untyped-def]
-    cut_rows(x, 0, len(x), words, scales, totals)
+def multiply_eight_bits(x, words, scales, weights, outputs):  # type: ignore[no-untyped-def]
+    cut_rows(x, 0, len(x), words, scales)
     for panel in range(len(weights.words)):
         int8_product.multiply_cut(words, scales, 0, len(x), weights, panel, outputs)
 
 
-@njit
-def multiply_four_bits(x, words, scales, totals, weights, outputs):  # type: ignore[no-untyped-def]
-    cut_rows(x, 0, len(x), words, scales, totals)
-    for panel in range(len(weights.words)):
-        int4_product.multiply_cut(words, scales, totals, 0, len(x), weights, panel, outputs)
-
-
 @pytest.mark.parametrize("words_dtype", [np.uint32, np.int32])
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_as_bytes_and_as_halves(kind: str, words_dtype: type[np.integer]) -> None:
-    """By whichever instructions are faster here, or are there at all: the sums are the same whole numbers."""
-    x, weight, bias = random_product(torch.float32, (5, 2 * PANEL, 1120))
-    own, outputs = made(weight, bias, kind), torch.empty(5, 2 * PANEL)
+def test_rows_as_bytes_and_as_halves(words_dtype: type[np.integer]) -> None:
+    """By whichever instructions are faster here, or are there at all: both add the same products."""
+    x, weight, bias = random_product(torch.float32, (5, 2 * PANEL, LONG))
+    own, outputs = made(weight, bias, "int8"), torch.empty(5, 2 * PANEL)
     words, scales = np.empty(x.numel() * 2 // TOGETHER, dtype=words_dtype), np.empty(5, dtype=np.float32)
-    if kind == "int8":
-        multiply_eight_bits(array_of(x), words, scales, np.empty((5, 0), dtype=np.float32), own.weights, array_of(outputs))
-    else:
-        totals = np.empty((5, 1120 // GROUP), dtype=np.float32)
-        multiply_four_bits(array_of(x), words, scales, totals, own.weights, array_of(outputs))
-    is_own = (words_dtype is np.uint32) == HAS_BYTE_DOT
-    assert torch.equal(outputs, own(x)) or not (is_own or kind == "int4")
+    multiply_eight_bits(array_of(x), words, scales, own.weights, array_of(outputs))
+    assert torch.equal(outputs, own(x)) or (words_dtype is np.uint32) != HAS_BYTE_DOT
     torch.testing.assert_close(outputs, own(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("levels", [WHOLE, E2M1])
+def test_bytes_added_to_words_and_to_halves(monkeypatch: pytest.MonkeyPatch, levels: tuple[int, ...]) -> None:
+    """The sums are the same whole numbers, those of the largest too."""
+    codes = torch.randint(0, 16, (2 * PANEL, 3, GROUP), dtype=torch.uint8)
+    codes[0], nothings = levels.index(max(levels)), torch.zeros(2 * PANEL, 3, dtype=torch.uint8)
+    own = Int4Product(
+        FourBits(codes, torch.rand(2 * PANEL, 3).half(), nothings, levels, torch.rand(2 * PANEL)), 96, None, torch.float32
+    )
+    x, outputs = torch.randn(5, 96), torch.empty(5, 2 * PANEL)
+    x[0] = 1
+    expected = own(x)
+    monkeypatch.setattr(int4_product, "ADDS_WORDS", not HAS_BYTE_DOT)
+    njit(int4_product.int4_product.py_func)(array_of(x), own.weights, array_of(outputs))
+    assert torch.equal(outputs, expected)
+    torch.testing.assert_close(outputs[0], own.unpacked().sum(1), rtol=1e-5, atol=1e-4)
 
 
 def on_levels(levels: tuple[int, ...], nothing: int | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -12,10 +12,11 @@ from numba import njit, prange
 from numba.core import types
 from numpy.typing import NDArray
 
-from eagle_rt.kernels.cpu.cut_rows import TOGETHER, cut_in_tiles
+from eagle_rt.kernels.cpu.cut_rows import TOGETHER, cut_rows, words_for
 from eagle_rt.kernels.cpu.product import (
     I64,
     LANES,
+    MANY_TILES,
     NUM_VECTORS,
     PANEL,
     SUMS,
@@ -131,7 +132,13 @@ def int8_product(x: np.ndarray, weights: Int8Weights, outputs: np.ndarray) -> No
     x, outputs: as `vectors.array_of`, float32 or uint16 that are bfloat16.
     """
     num_rows, num_tiles = len(x), (len(x) + MOST_ROWS - 1) // MOST_ROWS
-    words, scales, _ = cut_in_tiles(x, num_tiles, 0)
+    words, scales = words_for(2 * num_rows * weights.words.shape[1]), np.empty(num_rows, dtype=np.float32)
+    if num_tiles < MANY_TILES:
+        for tile in range(num_tiles):
+            cut_rows(x, num_rows * tile // num_tiles, num_rows * (tile + 1) // num_tiles, words, scales)
+    else:
+        for tile in prange(num_tiles):
+            cut_rows(x, num_rows * tile // num_tiles, num_rows * (tile + 1) // num_tiles, words, scales)
     for panel in prange(len(weights.words)):
         for tile in range(num_tiles):
             first, last = num_rows * tile // num_tiles, num_rows * (tile + 1) // num_tiles

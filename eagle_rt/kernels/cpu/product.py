@@ -152,16 +152,15 @@ def add_word(
     words = [builder.load(place, align=4) for place in places]
     steps = [list(zip(*step, strict=True)) for step in zip(*(cut(builder, word, x.type.pointee) for word in words), strict=True)]
     numbers_of_step = num_rows * len(steps[0])
-    results = []
-    for row in range(num_rows):
-        own = sums[row * NUM_VECTORS : (row + 1) * NUM_VECTORS]
-        for step, parts in enumerate(steps):
-            for part, columns in enumerate(parts):
+    results = list(sums)
+    for step, parts in enumerate(steps):
+        for part, columns in enumerate(parts):
+            for row in range(num_rows):
                 place = I64(step * numbers_of_step + row * len(parts) + part)
                 index = builder.add(builder.mul(k, I64(len(steps) * numbers_of_step)), place)
                 number = spread(builder, builder.load(builder.gep(x, [index]), align=4), columns[0].type)
-                own = [add(builder, total, column, number) for total, column in zip(own, columns, strict=True)]
-        results += own
+                for vector, column in enumerate(columns, row * NUM_VECTORS):
+                    results[vector] = add(builder, results[vector], column, number)
     return results
 
 

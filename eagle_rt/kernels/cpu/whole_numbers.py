@@ -26,25 +26,33 @@ def add_byte_products(builder: Any, sums: Any, weights: Any, x: Any) -> Any:
 
 def add_half_products(builder: Any, sums: Any, weights: Any, x: Any) -> Any:
     """sums + weights * x, of words that are two halves with a sign both products."""
-    return builder.add(sums, call_wide(builder, "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx2.pmadd.wd", HALVES, weights, x))
+    products = call_wide(builder, ("llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx2.pmadd.wd"), HALVES, WORDS, weights, x)
+    return builder.add(sums, products)
+
+
+def add_bytes_to_halves(builder: Any, sums: Any, weights: Any, x: Any) -> Any:
+    """sums + weights * x, of words that are two halves of sums, and four bytes, of which those of x have a sign: two products to
+    each half, which must have room for them."""
+    products = call_wide(builder, ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx2.pmadd.ub.sw"), BYTES, HALVES, weights, x)
+    return builder.bitcast(builder.add(builder.bitcast(sums, HALVES), builder.bitcast(products, HALVES)), WORDS)
 
 
 def looked_up(builder: Any, places: Any, table: Any) -> Any:
     """Of words of four bytes, each at most 15, the bytes at these places of a table, which every 16 bytes of it repeat."""
-    return call_wide(builder, "llvm.x86.avx512.pshuf.b.512", "llvm.x86.avx2.pshuf.b", BYTES, table, places)
+    return call_wide(builder, ("llvm.x86.avx512.pshuf.b.512", "llvm.x86.avx2.pshuf.b"), BYTES, BYTES, table, places)
 
 
-def call_wide(builder: Any, name: str, half_name: str, taken: Any, *words: Any) -> Any:
-    """An operation on words as vectors of the type `taken`, or on both halves of them where the processor has no wider one."""
+def call_wide(builder: Any, names: tuple[str, str], taken: Any, result: Any, *words: Any) -> Any:
+    """An operation on words as vectors of the type `taken`, or another one on both halves of them where the processor has no wider
+    one; as words, what results is of another type, too."""
     values = [builder.bitcast(value, taken) for value in words]
-    result = WORDS if taken == HALVES else taken
     if HAS_WIDE_OPERATIONS:
-        return builder.bitcast(call(builder, name, result, *values), WORDS)
+        return builder.bitcast(call(builder, names[0], result, *values), WORDS)
     undefined, size, halves = ir.Constant(taken, ir.Undefined), taken.count // 2, []
     for first in (0, size):
         lanes = ir.Constant(ir.VectorType(I32, size), [*range(first, first + size)])
         own = [builder.shuffle_vector(value, undefined, lanes) for value in values]
-        halves.append(call(builder, half_name, ir.VectorType(result.element, result.count // 2), *own))
+        halves.append(call(builder, names[1], ir.VectorType(result.element, result.count // 2), *own))
     together = builder.shuffle_vector(*halves, ir.Constant(ir.VectorType(I32, result.count), [*range(result.count)]))
     return builder.bitcast(together, WORDS)
 
@@ -53,14 +61,6 @@ def halves_of(builder: Any, word: Any) -> tuple[Any, Any]:
     """The even bytes of words and the odd ones, which have signs, as halves."""
     pairs, eight = builder.bitcast(word, HALVES), ir.Constant(HALVES, [8] * 2 * LANES)
     even, odd = builder.ashr(builder.shl(pairs, eight), eight), builder.ashr(pairs, eight)
-    return builder.bitcast(even, WORDS), builder.bitcast(odd, WORDS)
-
-
-def positive_halves_of(builder: Any, word: Any) -> tuple[Any, Any]:
-    """The same of bytes that have no sign."""
-    pairs = builder.bitcast(word, HALVES)
-    even = builder.and_(pairs, ir.Constant(HALVES, [0xFF] * 2 * LANES))
-    odd = builder.lshr(pairs, ir.Constant(HALVES, [8] * 2 * LANES))
     return builder.bitcast(even, WORDS), builder.bitcast(odd, WORDS)
 
 
