@@ -1,22 +1,25 @@
-"""Weights of four bits: what each stands for, and how a weight becomes one."""
+"""Weights of four bits: what each stands for, and how a weight becomes one; needs numba."""
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Inputs that share the size of their steps.
-GROUP = 32
+from eagle_rt.kernels.cpu.four_bit_levels import GROUP, find_codes, find_steps
+from eagle_rt.kernels.cpu.threads import use_torch_threads
+from eagle_rt.kernels.cpu.vectors import array_of
+
 # What four bits stand for: whole numbers, or those of E2M1 in halves, from the least on (OCP Microscaling Formats 1.0, 2023).
 WHOLE = tuple(range(16))
 E2M1 = (12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)
-# How many steps the largest of a group may be, the likeliest first: quantizers have it at an end.
-WHOLE_SIZES, E2M1_SIZES = (8, 7, 15, 6, 5, 9, 10, 11, 12, 13, 14, 16, 4, 3, 2, 1), (12, 8, 6, 4, 3, 2, 1)
-# By how much of a step numbers may be off: they and the largest, of up to sixteen steps, may have been rounded to bfloat16 since.
-ROUNDING = 0.15
-# Outputs that are looked at together.
-TOGETHER = 1024
+# How many steps the largest of a group may be, the likeliest first, since quantizers have it at an end; and which level is nothing,
+# where it is always the same.
+LEVELS = (
+    (WHOLE, (8, 7, 15, 6, 5, 9, 10, 11, 12, 13, 14, 16, 4, 3, 2, 1), None),
+    (E2M1, (12, 8, 6, 4, 3, 2, 1), E2M1[0]),
+)
 
 
 @dataclass(frozen=True)
@@ -43,85 +46,50 @@ class FourBits:
 def in_four_bits(weight: Tensor) -> FourBits:
     """A weight [out, in] in the four bits that it was stored in, if it was, or else rounded to the nearest of sixteen whole numbers
     of steps that reach from the least of its group, or 0, to the largest."""
-    return stored_four_bits(weight) or joined([rounded_four_bits(in_groups(part)) for part in weight.split(TOGETHER)])
-
-
-def rounded_four_bits(groups: Tensor) -> FourBits:
-    least, most = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+    stored = stored_four_bits(weight)
+    if stored:
+        return stored
+    weight = in_groups(weight)
+    groups = weight.unflatten(1, (-1, GROUP))
+    least, most = groups.amin(2).clamp(max=0).float(), groups.amax(2).clamp(min=0).float()
     steps = (most - least) / 15
-    return with_steps(groups, steps, (-least / not_zero(steps)).round_(), WHOLE)
+    return with_steps(weight, steps, (-least / not_zero(steps)).round_(), WHOLE)
 
 
 def stored_four_bits(weight: Tensor) -> FourBits | None:
     """Of a weight [out, in] whose every group lies on sixteen levels, at most rounded to bfloat16 since; None of any other."""
-    for levels, sizes in ((WHOLE, WHOLE_SIZES), (E2M1, E2M1_SIZES)):
-        if not steps_of(in_groups(weight[:1]), levels, sizes):  # where most weights part
-            continue
-        parts = []
-        for part in map(in_groups, weight.split(TOGETHER)):
-            found = steps_of(part, levels, sizes)
-            if not found:
-                break
-            parts.append(with_steps(part, *found, levels))
-        else:
-            return joined(parts)
+    use_torch_threads()
+    weight = in_groups(weight)
+    for levels, sizes, nothing in LEVELS:
+        is_level = np.isin(np.arange(max(levels) + 1), levels)
+        steps, nothings = (torch.empty(len(weight), weight.shape[1] // GROUP) for _ in range(2))
+        options = is_level, -1 if nothing is None else nothing, np.array(sizes), steps.numpy(), nothings.numpy()
+        # Where most weights part, the first output already does.
+        if find_steps(array_of(weight[:1]), *options) and find_steps(array_of(weight), *options):
+            return with_steps(weight, steps, nothings, levels)
     return None
 
 
-def steps_of(groups: Tensor, levels: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:
-    """([out, groups] the sizes of steps, [out, groups] which of the levels is nothing) of groups that lie on such levels; None if
-    some do not. sizes: how many steps the largest number of a group may be."""
-    shape, groups = groups.shape[:2], groups.flatten(0, 1)
-    largest = groups.abs().amax(1)
-    steps, nothings = torch.zeros_like(largest), torch.zeros_like(largest)
-    is_level = torch.zeros(2 * max(levels) + 1, dtype=torch.bool)
-    is_level[torch.tensor(levels)] = True
-    left = largest.nonzero().flatten()
-    for size in sizes:
-        own = groups[left]
-        numbers = own * (size / largest[left])[:, None]
-        wholes = numbers.round()
-        nothing = torch.full_like(largest[left], E2M1[0]) if levels == E2M1 else -wholes.amin(1).clamp(max=0)
-        places = (wholes + nothing[:, None]).clamp_(0, len(is_level) - 1).long()
-        fits = ((numbers - wholes).abs() < ROUNDING).all(1) & is_level[places].all(1)
-        fitting = left[fits]
-        wholes, own = wholes[fits], own[fits]
-        steps[fitting] = (wholes * own).sum(1) / wholes.square().sum(1)  # the least squares
-        nothings[fitting] = nothing[fits]
-        left = left[~fits]
-        if len(left) == 0:
-            return steps.view(shape), nothings.view(shape)
-    return None
-
-
-def with_steps(groups: Tensor, steps: Tensor, nothings: Tensor, levels: tuple[int, ...]) -> FourBits:
-    """Groups [out, groups, GROUP] as the nearest of their levels."""
+def with_steps(weight: Tensor, steps: Tensor, nothings: Tensor, levels: tuple[int, ...]) -> FourBits:
+    """Each number of a weight [out, groups * GROUP] as the nearest of the levels of its group."""
     scales = steps.amax(1)
     ratios = (steps / not_zero(scales)[:, None]).half()
-    places = (groups / not_zero(ratios.float() * scales[:, None])[..., None]).round_() + nothings[..., None]
-    nearest = nearest_codes(levels)
-    codes = nearest[places.clamp_(0, len(nearest) - 1).long()]
-    return FourBits(codes, ratios, nothings.to(torch.uint8), levels, scales)
+    used, codes = ratios.float() * scales[:, None], torch.empty(weight.shape, dtype=torch.uint8)
+    find_codes(array_of(weight), used.numpy(), nothings.numpy(), nearest_codes(levels), codes.numpy())
+    return FourBits(codes.unflatten(1, (-1, GROUP)), ratios, nothings.to(torch.uint8), levels, scales)
 
 
-def nearest_codes(levels: tuple[int, ...]) -> Tensor:
+def nearest_codes(levels: tuple[int, ...]) -> np.ndarray:
     """[levels] by its place the code of each level, or of one that is nearest."""
-    places, own = torch.arange(max(levels) + 1), torch.tensor(levels)
-    return (places[:, None] - own).abs().argmin(1).to(torch.uint8)
+    places = np.arange(max(levels) + 1)
+    return np.abs(places[:, None] - np.array(levels)).argmin(1).astype(np.uint8)
 
 
 def in_groups(weight: Tensor) -> Tensor:
-    """[out, groups, GROUP] float32, filled up with nothing."""
-    weight = weight.float()
-    return functional.pad(weight, (0, -weight.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
+    """[out, groups * GROUP], filled up with nothing."""
+    num_more = -weight.shape[1] % GROUP
+    return functional.pad(weight, (0, num_more)) if num_more else weight.contiguous()
 
 
 def not_zero(values: Tensor) -> Tensor:
     return values.clamp(min=torch.finfo(torch.float32).tiny)
-
-
-def joined(parts: list[FourBits]) -> FourBits:
-    """Of outputs, one part after the other."""
-    tensors = zip(*((part.codes, part.ratios, part.nothings, part.scales) for part in parts), strict=True)
-    codes, ratios, nothings, scales = map(torch.cat, tensors)
-    return FourBits(codes, ratios, nothings, parts[0].levels, scales)

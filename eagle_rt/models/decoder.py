@@ -67,17 +67,16 @@ class Decoder(CompilableLayers):
         names = [f"model.layers.{index}" for index in range(spec.num_layers)]
         self._norms = [norm(checkpoint, f"{name}.input_layernorm", size, eps) for name in names]
         kinds = zip(names, spec.windows, map(shard.expert_shape, spec.experts), strict=True)
-        blocks = (Block(checkpoint, name, shape, size, window, experts, total) for name, window, experts in kinds)
-        self._blocks = [block if quantization == "none" else block.quantized(quantization) for block in blocks]
+        self._blocks = [
+            Block(checkpoint, name, shape, size, window, experts, total, quantization) for name, window, experts in kinds
+        ]
         self.final_norm = norm(checkpoint, "model.norm", size, eps)
         is_tied = spec.tie_word_embeddings or "lm_head.weight" not in checkpoint
+        own_quantization = "int8" if quantization == "int4" else quantization
         if is_tied:
-            lm_head = Linear(shard.part_of(self.embedding, 0) if is_part else self.embedding)
+            self.lm_head = Linear(shard.part_of(self.embedding, 0) if is_part else self.embedding, None, own_quantization)
         else:
-            lm_head = linear(checkpoint, "lm_head", vocab_size // shard.size, size)
-        if quantization != "none":
-            lm_head = lm_head.quantized("int8" if quantization == "int4" else quantization)
-        self.lm_head = lm_head
+            self.lm_head = linear(checkpoint, "lm_head", vocab_size // shard.size, size, own_quantization)
         self._pool_shape = spec.num_layers, shape, dtype, device
         self._rope = Rope(spec.rope, context_length, dtype, device)
         self._stack = None

@@ -40,19 +40,20 @@ class Experts(Opaque):
         panels = self.panels
         return (panels.router, panels.gate_and_up, panels.down) if panels else (None,) * 3
 
-    def quantized(self, quantization: Quantization) -> "Experts":
-        return Experts(self.weights, self.mixing, quantization)
+    def quantized(self) -> "Experts":
+        """The same with experts of eight bits."""
+        return Experts(self.weights, self.mixing, "int8")
 
     def apply(self, x: Tensor) -> Tensor:
         return self.panels(x) if self.panels else mix_experts(x, self._weights, self.mixing)
 
 
-def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: ExpertShape) -> Experts:
+def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: ExpertShape, quantization: Quantization) -> Experts:
     """Each matrix is copied to its place as it is read, so that no more than one of them is in memory twice."""
     size = shape.intermediate_size
     router = checkpoint.take(f"{prefix}.gate.weight", (shape.count, hidden_size))
     if f"{prefix}.experts.gate_up_proj" in checkpoint:
-        return Experts(side_by_side(checkpoint, prefix, router, shape), shape.mixing)
+        return Experts(side_by_side(checkpoint, prefix, router, shape), shape.mixing, quantization)
     gate_and_up = router.new_empty(shape.count, 2, size, hidden_size)
     down = router.new_empty(shape.count, hidden_size, size)
     for number in range(shape.count):
@@ -60,7 +61,7 @@ def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: E
         gate_and_up[number, 0] = checkpoint.take(f"{name}.gate_proj.weight", (size, hidden_size))
         gate_and_up[number, 1] = checkpoint.take(f"{name}.up_proj.weight", (size, hidden_size))
         down[number] = checkpoint.take(f"{name}.down_proj.weight", (hidden_size, size))
-    return Experts(ExpertTensors(router, gate_and_up.flatten(1, 2), down), shape.mixing)
+    return Experts(ExpertTensors(router, gate_and_up.flatten(1, 2), down), shape.mixing, quantization)
 
 
 def side_by_side(checkpoint: Checkpoint, prefix: str, router: Tensor, shape: ExpertShape) -> ExpertTensors:

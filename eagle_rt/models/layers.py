@@ -49,9 +49,9 @@ class Linear:
         """Only the outputs [R] that `kept` names."""
         return Linear(self.weight[kept], None if self.bias is None else self.bias[kept])
 
-    def quantized(self, quantization: Quantization) -> "Linear":
-        """The same with a weight of fewer bits; itself if it has been asked before."""
-        return self if self.quantization != "none" else Linear(self.weight, self.bias, quantization)
+    def quantized(self) -> "Linear":
+        """The same with a weight of eight bits, or fewer if it has."""
+        return self if self.quantization != "none" else Linear(self.weight, self.bias, "int8")
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.product:
@@ -103,13 +103,21 @@ def pass_context(rope: Rope, positions: Tensor, attend: Attend) -> PassContext:
 class Attention:
     """Grouped-query attention on a paged cache. `input_size` is the hidden size, or twice that in an EAGLE-3 head."""
 
-    def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape, input_size: int, window: int | None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        prefix: str,
+        shape: LayerShape,
+        input_size: int,
+        window: int | None,
+        quantization: Quantization,
+    ) -> None:
         self.num_heads, self._kv_heads, self._head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
         self.window = window
         sizes = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads}
         names = {f"{prefix}.{part}_proj": heads * shape.head_dim for part, heads in sizes.items()}
-        self.qkv = merged_linear(checkpoint, names, input_size)
-        self.output = linear(checkpoint, f"{prefix}.o_proj", shape.hidden_size, shape.num_heads * shape.head_dim)
+        self.qkv = merged_linear(checkpoint, names, input_size, quantization)
+        self.output = linear(checkpoint, f"{prefix}.o_proj", shape.hidden_size, shape.num_heads * shape.head_dim, quantization)
         sinks = checkpoint.take_optional(f"{prefix}.sinks", (shape.num_heads,))
         self.sinks = None if sinks is None else sinks.float()
         query_norm = checkpoint.take_optional(f"{prefix}.q_norm.weight", (shape.head_dim,))
@@ -119,9 +127,9 @@ class Attention:
             self.query_norm = RMSNorm(query_norm, shape.rms_norm_eps)
             self.key_norm = RMSNorm(key_norm, shape.rms_norm_eps)
 
-    def quantized(self, quantization: Quantization) -> "Attention":
+    def quantized(self) -> "Attention":
         other = copy.copy(self)
-        other.qkv, other.output = self.qkv.quantized(quantization), self.output.quantized(quantization)
+        other.qkv, other.output = self.qkv.quantized(), self.output.quantized()
         return other
 
     def __call__(self, x: Tensor, layer: int, context: PassContext) -> Tensor:
@@ -155,14 +163,14 @@ class FeedForward:
 
     mixing = None
 
-    def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape) -> None:
+    def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape, quantization: Quantization) -> None:
         names = {f"{prefix}.gate_proj": shape.intermediate_size, f"{prefix}.up_proj": shape.intermediate_size}
-        self.gate_and_up = merged_linear(checkpoint, names, shape.hidden_size)
-        self.down = linear(checkpoint, f"{prefix}.down_proj", shape.hidden_size, shape.intermediate_size)
+        self.gate_and_up = merged_linear(checkpoint, names, shape.hidden_size, quantization)
+        self.down = linear(checkpoint, f"{prefix}.down_proj", shape.hidden_size, shape.intermediate_size, quantization)
 
-    def quantized(self, quantization: Quantization) -> "FeedForward":
+    def quantized(self) -> "FeedForward":
         other = copy.copy(self)
-        other.gate_and_up, other.down = self.gate_and_up.quantized(quantization), self.down.quantized(quantization)
+        other.gate_and_up, other.down = self.gate_and_up.quantized(), self.down.quantized()
         return other
 
     @property
@@ -175,7 +183,8 @@ class FeedForward:
 
 class Block:
     """Attention and feed-forward part of one decoder layer; the norm before attention is its caller's. experts: those of its
-    feed-forward part, if there are any. total: what the parts that processes hold of a layer come to together."""
+    feed-forward part, if there are any. total: what the parts that processes hold of a layer come to together. quantization: of its
+    weights, see `product_with`; those of norms and routers stay."""
 
     def __init__(
         self,
@@ -186,19 +195,20 @@ class Block:
         window: int | None = None,
         experts: ExpertShape | None = None,
         total: Total = whole,
+        quantization: Quantization = "none",
     ) -> None:
         self._total = total
-        self.attention = Attention(checkpoint, f"{prefix}.self_attn", shape, input_size, window)
+        self.attention = Attention(checkpoint, f"{prefix}.self_attn", shape, input_size, window, quantization)
         self.feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", shape.hidden_size, shape.rms_norm_eps)
         if experts:
-            self.feed_forward = load_experts(checkpoint, f"{prefix}.mlp", shape.hidden_size, experts)
+            self.feed_forward = load_experts(checkpoint, f"{prefix}.mlp", shape.hidden_size, experts, quantization)
         else:
-            self.feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape)
+            self.feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape, quantization)
 
-    def quantized(self, quantization: Quantization) -> "Block":
-        """The same with weights of fewer bits, see `product_with`; norms stay."""
+    def quantized(self) -> "Block":
+        """The same with weights of eight bits; norms stay."""
         other = copy.copy(self)
-        other.attention, other.feed_forward = self.attention.quantized(quantization), self.feed_forward.quantized(quantization)
+        other.attention, other.feed_forward = self.attention.quantized(), self.feed_forward.quantized()
         return other
 
     @property
@@ -214,11 +224,11 @@ class Block:
         return x, self._total(self.feed_forward(normed))
 
 
-def linear(checkpoint: Checkpoint, name: str, out_size: int, in_size: int) -> Linear:
-    return merged_linear(checkpoint, {name: out_size}, in_size)
+def linear(checkpoint: Checkpoint, name: str, out_size: int, in_size: int, quantization: Quantization = "none") -> Linear:
+    return merged_linear(checkpoint, {name: out_size}, in_size, quantization)
 
 
-def merged_linear(checkpoint: Checkpoint, out_sizes: dict[str, int], in_size: int) -> Linear:
+def merged_linear(checkpoint: Checkpoint, out_sizes: dict[str, int], in_size: int, quantization: Quantization) -> Linear:
     """Several projections of one input as a single product. Either all of them have a bias or none has; one of zeros only, as
     quantizers write them, is none.
 
@@ -228,7 +238,7 @@ def merged_linear(checkpoint: Checkpoint, out_sizes: dict[str, int], in_size: in
     bias = torch.cat(biases) if any(own.any() for own in biases) else None
     if len(out_sizes) == 1:
         (name, size), *_ = out_sizes.items()
-        return Linear(checkpoint.take(f"{name}.weight", (size, in_size)), bias)
+        return Linear(checkpoint.take(f"{name}.weight", (size, in_size)), bias, quantization)
     merged, row = None, 0
     for name, size in out_sizes.items():
         weight = checkpoint.take(f"{name}.weight", (size, in_size))
@@ -237,7 +247,7 @@ def merged_linear(checkpoint: Checkpoint, out_sizes: dict[str, int], in_size: in
         merged[row : row + size] = weight
         row += size
     assert merged is not None
-    return Linear(merged, bias)
+    return Linear(merged, bias, quantization)
 
 
 def norm(checkpoint: Checkpoint, name: str, size: int, eps: float) -> RMSNorm:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from eagle_rt.models.weights import Checkpoint, Rename
 
@@ -169,11 +170,12 @@ class QuantizedCheckpoint(Checkpoint):
             raise ValueError(
                 f"{name}_scales in {self.model_dir} has shape {list(scales.shape)}, which does not fit {list(blocks.shape)} blocks"
             )
-        values = torch.tensor(MXFP4)
+        both = torch.tensor(MXFP4)
+        both = torch.stack((both.repeat(16), both.repeat_interleave(16)), dim=1)  # by byte
         weights = torch.empty(*scales.shape[:-1], 2 * blocks[0, 0].numel(), dtype=self._dtype)
         for own, own_blocks, own_scales in zip(weights, blocks, scales, strict=True):
-            codes = torch.stack((own_blocks & 15, own_blocks >> 4), dim=-1).flatten(2)
-            own.copy_((values[codes.long()] * torch.exp2(own_scales.float() - EXPONENT_OF_ONE)[..., None]).flatten(1))
+            values = functional.embedding(own_blocks.int(), both).flatten(2)
+            own.copy_(values.mul_(torch.exp2(own_scales.float() - EXPONENT_OF_ONE)[..., None]).flatten(1))
         return weights.transpose(1, 2)
 
     def _read_words(self, stem: str) -> Tensor:

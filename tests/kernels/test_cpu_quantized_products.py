@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 from torch import Tensor
+from torch.nn import functional
 
-from eagle_rt.kernels import four_bits
 from eagle_rt.kernels.cpu import int4_product, int8_product
 from eagle_rt.kernels.cpu.cut_rows import HAS_BYTE_DOT, MOST_STEPS, TOGETHER, cut_rows
+from eagle_rt.kernels.cpu.four_bit_levels import GROUP
 from eagle_rt.kernels.cpu.product import PANEL
 from eagle_rt.kernels.cpu.vectors import array_of
-from eagle_rt.kernels.four_bits import E2M1, GROUP, WHOLE, FourBits, in_four_bits, stored_four_bits
+from eagle_rt.kernels.four_bits import E2M1, WHOLE, FourBits, in_four_bits, stored_four_bits
 from eagle_rt.kernels.panel_product import Int4Product, Int8Product, PanelProduct, quantized_product
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -40,8 +41,12 @@ def rounding_of(x: Tensor, weight: Tensor, kind: str) -> Tensor:
     """[T, N] half a step of a number at most: of sixteen bits of a row, or eight of each group."""
     if kind == "int8":
         return x.double().abs().amax(1, keepdim=True) / float(MOST_STEPS) / 2 * weight.abs().sum(1)
-    steps = four_bits.in_groups(x).double().abs().amax(2) / float(int4_product.MOST_STEPS)
-    return steps / 2 @ four_bits.in_groups(weight).double().abs().sum(2).T
+    steps = in_groups(x).double().abs().amax(2) / float(int4_product.MOST_STEPS)
+    return steps / 2 @ in_groups(weight).double().abs().sum(2).T
+
+
+def in_groups(values: Tensor) -> Tensor:
+    return functional.pad(values, (0, -values.shape[1] % GROUP)).unflatten(1, (-1, GROUP))
 
 
 @settings(max_examples=80, deadline=None)
@@ -155,7 +160,7 @@ def test_bytes_added_to_words_and_to_halves(monkeypatch: pytest.MonkeyPatch, lev
 
 def on_levels(levels: tuple[int, ...], nothing: int | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(a weight whose groups of four times GROUP, or of one with E2M1, lie on levels, the same in this precision)."""
-    out_size, group = 3 * four_bits.TOGETHER // 2, GROUP if levels == E2M1 else 4 * GROUP
+    out_size, group = 70, GROUP if levels == E2M1 else 4 * GROUP
     shape = out_size, 4 * GROUP // group
     sizes = torch.exp2(torch.randint(-12, -3, shape)) if levels == E2M1 else torch.rand(shape).half().float() / 50
     nothings = torch.randint(0, 17, shape) if nothing is None else torch.full(shape, nothing)

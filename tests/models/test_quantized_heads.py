@@ -44,7 +44,7 @@ def read(head: Head, target: Decoder, backend: ReferenceAttention | RowAttention
     return states, head.logits(states)
 
 
-def with_rounded_weights(self: Linear, _: str) -> Linear:
+def with_rounded_weights(self: Linear) -> Linear:
     """What is multiplied is float32, and the weights are what eight bits hold of them."""
     return Linear(Linear(self.weight, self.bias, "int8").weight, self.bias)
 

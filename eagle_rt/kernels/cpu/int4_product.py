@@ -14,6 +14,7 @@ from numba.core import types
 from numpy.typing import NDArray
 
 from eagle_rt.kernels.cpu.cut_rows import HAS_BYTE_DOT, SMALLEST, largest_of
+from eagle_rt.kernels.cpu.four_bit_levels import GROUP
 from eagle_rt.kernels.cpu.product import (
     I64,
     LANES,
@@ -43,8 +44,8 @@ from eagle_rt.kernels.cpu.whole_numbers import (
 
 # Rows whose sums are in registers at a time.
 MOST_ROWS = 8 if HAS_BYTE_DOT else 5
-# Inputs that share a scale, that are in one word of a weight, and in one of a row.
-GROUP, IN_WORD, IN_ROW_WORD = 32, 8, 4
+# Inputs that are in one word of a weight, and in one of a row.
+IN_WORD, IN_ROW_WORD = 8, 4
 WORDS_OF_GROUP = GROUP // IN_WORD
 # Of how many steps the largest number of a group of a row is above nothing, and what makes all of them positive; halves are rounded
 # up.

@@ -132,8 +132,8 @@ class Head(CompilableLayers, ABC):
         `fc` reads hidden states that no norm has made alike: beside a few thousands, sixteen bits hold nothing of small numbers.
         """
         other = copy.copy(self)
-        other._blocks = [block.quantized("int8") for block in self._blocks]
-        other._lm_head = self._lm_head.quantized("int8")
+        other._blocks = [block.quantized() for block in self._blocks]
+        other._lm_head = self._lm_head.quantized()
         other._compiled = None
         other.join_layers()
         return other
