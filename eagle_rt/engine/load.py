@@ -16,6 +16,7 @@ from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import has_mtp_layer, load_head, load_mtp_head
 from eagle_rt.models.heads.spec import check_feature_layers
+from eagle_rt.models.quantized import Storage
 from eagle_rt.models.spec import ModelSpec, model_spec, read_config
 from eagle_rt.models.tokenizer import end_token_ids, generation_config, load_tokenizer, sampling_defaults
 from eagle_rt.models.weights import checkpoint_dir
@@ -27,6 +28,7 @@ BUILT_IN = Path(__file__).parents[1] / "demo" / "weights"
 # Below this, float32 products of one row are as fast on a CPU as bfloat16 ones that are not our own, and every other operator is
 # faster.
 MIN_BFLOAT16_WEIGHTS = 50_000_000
+BITS = {"int8": "eight", "int4": "four"}
 BUILT_IN_HEADS = {"EAGLE3": "eagle3", "EAGLE": "eagle2", "NEXTN": "eagle2"}
 
 
@@ -106,14 +108,17 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
     if context_length > spec.max_position_embeddings:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
     require_room(spec, dtype, config.device, config.tensor_parallel_size)
-    quantization, quantization_notes = resolve_quantization(config, spec, torch.empty(0, dtype=dtype, device=config.device))
-    notes += quantization_notes
+    quantization = resolve_quantization(config, spec, torch.empty(0, dtype=dtype, device=config.device))
+    if quantization in BITS:
+        notes.append(f"--quantization {quantization}: the model's weights are rounded to {BITS[quantization]} bits")
     if config.tensor_parallel_size > 1:
         notes.append(f"--tensor-parallel-size {config.tensor_parallel_size}: so many processes hold the model together")
     target = load_target(config, info.directory, spec, context_length=context_length, dtype=dtype, quantization=quantization)
     head = None
     with ExitStack() as failing:
         failing.callback(target.close)
+        if spec.storage:
+            notes.append(storage_note(spec.storage, quantization, target, dtype))
         if config.speculative_algorithm:
             head, head_notes = load_draft_head(config, info, target, dtype)
             notes += head_notes
@@ -121,25 +126,26 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
     return LoadedModels(spec, target, head, info.eos_token_ids, dtype, context_length, notes)
 
 
-def resolve_quantization(config: EngineConfig, spec: ModelSpec, weight: Tensor) -> tuple[Quantization, list[str]]:
-    """How the target's weights are held, given any weight of its precision, and what is to be said of it.
+def resolve_quantization(config: EngineConfig, spec: ModelSpec, weight: Tensor) -> Quantization:
+    """How the target's weights are held, given any weight of its precision.
 
     Raises:
         ValueError: they cannot be rounded as it was asked for.
     """
-    storage, asked = spec.storage, config.quantization
-    keeps_four_bits = storage is not None and storage.bits == 4 and (asked == "int4" or takes_own_kernel(weight))
-    notes = []
-    if storage:
-        is_held = keeps_four_bits and asked != "int8"
-        held = "held in them where it lies on sixteen levels" if is_held else f"widened to {weight.dtype}"
-        notes.append(f"the checkpoint's weights are quantized ({storage.method}, {storage.bits} bits): each is {held}")
-    if asked == "none":
-        return ("stored" if keeps_four_bits else "none"), notes
-    require_rounding("--quantization", asked, weight)
-    bits = {"int8": "eight", "int4": "four"}[asked]
-    notes.append(f"--quantization {asked}: the model's weights are rounded to {bits} bits")
-    return cast(Quantization, asked), notes
+    if config.quantization != "none":
+        require_rounding("--quantization", config.quantization, weight)
+        return cast(Quantization, config.quantization)
+    is_in_four_bits = spec.storage is not None and spec.storage.bits == 4
+    return "stored" if is_in_four_bits and takes_own_kernel(weight) else "none"
+
+
+def storage_note(storage: Storage, quantization: Quantization, target: Decoder, dtype: torch.dtype) -> str:
+    """What has become of weights that a checkpoint stores so."""
+    start = f"the checkpoint's weights are quantized ({storage.method}, {storage.bits} bits)"
+    if quantization not in ("stored", "int4"):
+        return f"{start}; they are widened to {dtype}"
+    held, number = target.count_four_bits()
+    return f"{start}: {held} of {number} products of its layers have weights of four bits"
 
 
 def load_target(config: EngineConfig, model_dir: Path, spec: ModelSpec, **options: Any) -> Decoder:

@@ -27,7 +27,7 @@ class LayerStack:
 
     def __init__(self, parts: Sequence[LayerParts], norms: Sequence[RMSNorm | None], first: int) -> None:
         products = zip(*(layer.products for layer in parts), strict=True)
-        qkv, output, *feed_forward = (ProductStack(own).weights for own in products)
+        qkv, output, *feed_forward = (ProductStack(own, len(own)).weights for own in products)
         before_gate = [layer.feed_forward_norm for layer in parts]
         own = LayerWeights(
             qkv,

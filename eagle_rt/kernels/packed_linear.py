@@ -48,9 +48,10 @@ class OpaqueProduct(Opaque):
     """x W^T + b for x [R, in], of a weight that a compiler cannot hold.
 
     tiles: with which rows are multiplied. rows_at_once: so many are kept in registers, so that one more costs as much as several;
-    None where that is not known.
+    None where that is not known. is_four_bits: whether the weight is held in so few.
     """
 
+    is_four_bits = False
     tiles: RowTiles = NO_TILES
     rows_at_once: int | None = None
 

@@ -1,5 +1,9 @@
 """Experts of a feed-forward part on a CPU by our own kernels; needs numba."""
 
+from collections.abc import Iterable
+from itertools import takewhile
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,17 +21,15 @@ def fill_panels(weights: ExpertTensors) -> bool:
     return all(size % PANEL == 0 for size in weights.down.shape[1:])
 
 
-def like_products(weights: Tensor, biases: list[Tensor | None], quantization: str) -> list[PanelProduct]:
+def product_stack(weights: Tensor, biases: Tensor | None, quantization: str) -> ProductStack:
     """Of each [out, in] of weights [E, out, in]: quantized, if all of them are."""
-    products = []
-    for weight, bias in zip(weights, biases, strict=True):
-        own = quantized_product(weight, bias, quantization) if quantization != "none" else None
-        if not own:
-            break
-        products.append(own)
-    if len(products) == len(weights):
-        return products
-    return [RowProduct(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    pairs = list(zip(weights, [None] * len(weights) if biases is None else biases, strict=True))
+    if quantization != "none":
+        quantized = takewhile(bool, (quantized_product(weight, bias, quantization) for weight, bias in pairs))
+        stack = ProductStack(cast(Iterable[PanelProduct], quantized), len(pairs))
+        if stack.is_full:
+            return stack
+    return ProductStack((RowProduct(weight, bias) for weight, bias in pairs), len(pairs))
 
 
 class PanelExperts:
@@ -41,10 +43,7 @@ class PanelExperts:
         bias = None if weights.router_bias is None else functional.pad(weights.router_bias, (0, more))
         self.router = RowProduct(functional.pad(router, (0, 0, 0, more)), bias)
         stacks = (weights.gate_and_up, weights.gate_and_up_bias), (weights.down, weights.down_bias)
-        self.gate_and_up, self.down = (
-            ProductStack(like_products(own, [None] * len(own) if biases is None else list(biases), quantization))
-            for own, biases in stacks
-        )
+        self.gate_and_up, self.down = (product_stack(own, biases, quantization) for own, biases in stacks)
         self.mixing = mixing
         self(torch.zeros(1, router.shape[1], dtype=router.dtype))  # compiled now rather than in the first pass
 

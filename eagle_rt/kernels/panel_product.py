@@ -1,6 +1,6 @@
 """Products of rows on a CPU by our own kernels; needs numba."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,7 @@ class Int8Product(PanelProduct):
 class Int4Product(PanelProduct):
     """The weight in four bits, see `four_bits`; dtype: of x."""
 
+    is_four_bits = True
     rows_at_once = int4_product.MOST_ROWS
     inputs_of_word = int4_product.IN_WORD
 
@@ -138,24 +139,25 @@ def quantized_product(weight: Tensor, bias: Tensor | None, quantization: str) ->
 
 
 class ProductStack:
-    """Like products, or like stacks of them, behind one another: their weights have one more axis, the first. They move one by one,
-    so that no more than one is in memory twice."""
+    """So many like products, or like stacks of them, behind one another: their weights have one more axis, the first. Each moves
+    there before the next is asked for, so that no more than one is in memory twice."""
 
-    def __init__(self, products: "Sequence[PanelProduct | ProductStack]") -> None:
-        self._products, self.is_whole = products, all(own.is_whole for own in products)
-        first = products[0].weights
-        places: list[Any] = [np.empty((len(products), *own.shape), own.dtype) for own in first]
-        self.weights: Weights = type(first)(*places)
-        self._move_products()
-
-    def _move_products(self) -> None:
-        for place, own in enumerate(self._products):
-            own.move_to(weights_at(self.weights, place))
+    def __init__(self, products: "Iterable[PanelProduct | ProductStack]", number: int) -> None:
+        self._products: list[PanelProduct | ProductStack] = []
+        for own in products:
+            if not self._products:
+                places: list[Any] = [np.empty((number, *values.shape), values.dtype) for values in own.weights]
+                self.weights: Weights = type(own.weights)(*places)
+                self.is_whole, self.is_four_bits = own.is_whole, own.is_four_bits
+            own.move_to(weights_at(self.weights, len(self._products)))
+            self._products.append(own)
+        self.is_full = len(self._products) == number
 
     def move_to(self, place: Weights) -> None:
         """Keep the weights there."""
         self.weights = place
-        self._move_products()
+        for number, own in enumerate(self._products):
+            own.move_to(weights_at(place, number))
 
     def unpacked(self) -> Tensor:
         """[P, out, in] copied."""

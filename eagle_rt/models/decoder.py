@@ -83,6 +83,11 @@ class Decoder(CompilableLayers):
         if not is_part:  # or there would be something to sum within
             self._stack = layer_stack([block.parts for block in self._blocks], [*self._norms[1:], self.final_norm])
 
+    def count_four_bits(self) -> tuple[int, int]:
+        """(how many products of its layers have weights of four bits, how many there are)."""
+        products = [product for block in self._blocks for product in block.parts.products]
+        return sum(product is not None and product.is_four_bits for product in products), len(products)
+
     def make_pool(self, num_slots: int) -> KVPool:
         """A cache for its keys and values."""
         num_layers, shape, dtype, device = self._pool_shape
