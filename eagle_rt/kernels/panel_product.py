@@ -52,7 +52,8 @@ class PanelProduct(OpaqueProduct):
     def move_to(self, place: Weights) -> None:
         """Keep the weights there."""
         for own, values in zip(place, self.weights, strict=True):
-            own[...] = values
+            if not np.may_share_memory(own, values):
+                own[...] = values
         self.weights = place
 
     def _held(self, dtype: torch.dtype, size: int | None = None) -> Tensor:
@@ -146,7 +147,9 @@ class ProductStack:
         self._products: list[PanelProduct | ProductStack] = []
         for own in products:
             if not self._products:
-                places: list[Any] = [np.empty((number, *values.shape), values.dtype) for values in own.weights]
+                places: list[Any] = [
+                    values[None] if number == 1 else np.empty((number, *values.shape), values.dtype) for values in own.weights
+                ]
                 self.weights: Weights = type(own.weights)(*places)
                 self.is_whole, self.is_four_bits = own.is_whole, own.is_four_bits
             own.move_to(weights_at(self.weights, len(self._products)))

@@ -100,21 +100,22 @@ def is_quantized(core: EngineCore) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("multiplies_bytes", "asked_for", "expected"),
-    [(True, "auto", True), (False, "auto", False), (True, "none", False), (False, "int8", True)],
+    ("asked_for", "expected"),
+    [("auto", True), ("none", False), ("int8", True)],
 )
 def test_when_weights_are_rounded(
-    target_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multiplies_bytes: bool, asked_for: str, expected: bool
+    target_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_for: str, expected: bool
 ) -> None:
-    monkeypatch.setattr(load, "has_byte_products", lambda: multiplies_bytes)
     head = head_layouts.write_head("eagle3-yuhuili", tmp_path / "head", target_dir).directory
     config = make_config(target_dir, head, (3, 2, 8), speculative_draft_model_quantization=asked_for)
     assert load.quantizes_head(config, torch.zeros(1)) == expected
     prompts = random_prompts(2, seed=3)
     core = make_core(target_dir, head, (3, 2, 8), speculative_draft_model_quantization=asked_for, speculative_tree="adaptive")
     assert run(core, prompts, GREEDY) == run(make_core(target_dir), prompts, GREEDY)
-    if expected:
-        assert is_quantized(core)
+    assert is_quantized(core) == expected
+    monkeypatch.setattr(load, "has_own_kernels", lambda weight: False)
+    if asked_for != "int8":  # which is refused then
+        assert not load.quantizes_head(config, torch.zeros(1))
 
 
 def test_a_precision_without_kernels_is_refused(target_dir: Path, tmp_path: Path) -> None:
