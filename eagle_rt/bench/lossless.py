@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.prepare import penalties_of
 from eagle_rt.engine.request import Request
 from eagle_rt.kernels.noise import gumbel_noise
-from eagle_rt.kernels.products import Quantization, product_with
+from eagle_rt.kernels.products import Quantization, of_output_layer, product_with
 from eagle_rt.models.reading import read_texts
 from eagle_rt.resolve import resolve_device
 from eagle_rt.speculate.costs import StepCosts
@@ -149,11 +149,11 @@ def transformers_greedy(
 
 
 @torch.inference_mode()
-def round_weights(model: PreTrainedModel, quantization: str) -> None:
+def round_weights(model: PreTrainedModel, quantization: Quantization) -> None:
     """To what so few bits hold of them, so that gaps are those of the model that is served, nearly."""
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            product = product_with(module.weight, None, "int8" if name == "lm_head" else cast(Quantization, quantization))
+            product = product_with(module.weight, None, of_output_layer(quantization) if name == "lm_head" else quantization)
             assert product
             module.weight = torch.nn.Parameter(product.unpacked(), requires_grad=False)
 
@@ -199,10 +199,10 @@ def check(
 ) -> tuple[int, list[Difference]]:
     """(texts compared, where they part): greedy against transformers, then seeded against no speculation."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=models.dtype).eval()
-    is_exact = config.quantization == "none"
+    is_exact = models.quantization == "none"
     if not is_exact:
-        round_weights(model, config.quantization)
-    near_tie = FOUR_BIT_NEAR_TIE if config.quantization == "int4" else NEAR_TIE
+        round_weights(model, models.quantization)
+    near_tie = FOUR_BIT_NEAR_TIE if models.quantization in ("int4", "stored") else NEAR_TIE
     num_compared, found = 0, []
     costs = costs_of(models, config, 16, trees[-1])
 

@@ -92,6 +92,7 @@ class LoadedModels:
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
     context_length: int
+    quantization: Quantization
     notes: list[str]
 
 
@@ -123,7 +124,7 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
             head, head_notes = load_draft_head(config, info, target, dtype)
             notes += head_notes
         failing.pop_all()
-    return LoadedModels(spec, target, head, info.eos_token_ids, dtype, context_length, notes)
+    return LoadedModels(spec, target, head, info.eos_token_ids, dtype, context_length, quantization, notes)
 
 
 def resolve_quantization(config: EngineConfig, spec: ModelSpec, weight: Tensor) -> Quantization:

@@ -48,10 +48,11 @@ class OpaqueProduct(Opaque):
     """x W^T + b for x [R, in], of a weight that a compiler cannot hold.
 
     tiles: with which rows are multiplied. rows_at_once: so many are kept in registers, so that one more costs as much as several;
-    None where that is not known. is_four_bits: whether the weight is held in so few.
+    None where that is not known. num_bits: of a number of the weight, where these are fewer
+    than the model's precision has.
     """
 
-    is_four_bits = False
+    num_bits: int | None = None
     tiles: RowTiles = NO_TILES
     rows_at_once: int | None = None
 

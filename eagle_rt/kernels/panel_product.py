@@ -30,7 +30,7 @@ class PanelProduct(OpaqueProduct):
     dtype: of x. What the weights hold beyond `out` and `in` is nothing, and where there is none of that they are whole.
     """
 
-    inputs_of_word = 2
+    inputs_of_word: int
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype, weights: Weights) -> None:
         super().__init__()
@@ -52,8 +52,7 @@ class PanelProduct(OpaqueProduct):
     def move_to(self, place: Weights) -> None:
         """Keep the weights there."""
         for own, values in zip(place, self.weights, strict=True):
-            if not np.may_share_memory(own, values):
-                own[...] = values
+            own[...] = values
         self.weights = place
 
     def _held(self, dtype: torch.dtype, size: int | None = None) -> Tensor:
@@ -79,6 +78,7 @@ class RowProduct(PanelProduct):
 class Int8Product(PanelProduct):
     """The weight in eight bits, each output's in steps of its own: 127 of them are its largest."""
 
+    num_bits = 8
     rows_at_once = int8_product.MOST_ROWS
     inputs_of_word = 4
 
@@ -103,7 +103,7 @@ class Int8Product(PanelProduct):
 class Int4Product(PanelProduct):
     """The weight in four bits, see `four_bits`; dtype: of x."""
 
-    is_four_bits = True
+    num_bits = 4
     rows_at_once = int4_product.MOST_ROWS
     inputs_of_word = int4_product.IN_WORD
 
@@ -141,7 +141,7 @@ def quantized_product(weight: Tensor, bias: Tensor | None, quantization: str) ->
 
 class ProductStack:
     """So many like products, or like stacks of them, behind one another: their weights have one more axis, the first. Each moves
-    there before the next is asked for, so that no more than one is in memory twice."""
+    there before the next is asked for, so that no more than one is in memory twice; a single one stays where it is."""
 
     def __init__(self, products: "Iterable[PanelProduct | ProductStack]", number: int) -> None:
         self._products: list[PanelProduct | ProductStack] = []
@@ -151,8 +151,9 @@ class ProductStack:
                     values[None] if number == 1 else np.empty((number, *values.shape), values.dtype) for values in own.weights
                 ]
                 self.weights: Weights = type(own.weights)(*places)
-                self.is_whole, self.is_four_bits = own.is_whole, own.is_four_bits
-            own.move_to(weights_at(self.weights, len(self._products)))
+                self.is_whole, self.num_bits = own.is_whole, own.num_bits
+            if number > 1:
+                own.move_to(weights_at(self.weights, len(self._products)))
             self._products.append(own)
         self.is_full = len(self._products) == number
 

@@ -31,11 +31,6 @@ def has_amx() -> bool:
     return torch.cpu._is_amx_tile_supported()
 
 
-def has_byte_products() -> bool:
-    """Whether it multiplies four bytes at once."""
-    return torch.cpu._is_vnni_supported()
-
-
 def has_bfloat16_products() -> bool:
     """Whether it multiplies bfloat16 without widening it first."""
     return has_amx() or torch.cpu._is_avx512_bf16_supported()

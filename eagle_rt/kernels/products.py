@@ -64,6 +64,11 @@ def product_with(weight: Tensor, bias: Tensor | None, quantization: Quantization
     return PackedProduct(weight, bias) if can_pack(weight) else None
 
 
+def of_output_layer(quantization: Quantization) -> Quantization:
+    """How a model's output layer is held: it is rounded to eight bits at least."""
+    return "int8" if quantization == "int4" else quantization
+
+
 def experts_with(weights: ExpertTensors, mixing: Mixing, quantization: Quantization = "none") -> "PanelExperts | None":
     """Experts in one function from weights laid out for it, see `panel_experts`; None where there is none but torch's or Triton's.
 

@@ -12,7 +12,7 @@ from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.embed import embed
-from eagle_rt.kernels.products import Quantization
+from eagle_rt.kernels.products import Quantization, of_output_layer
 from eagle_rt.kernels.whole_pass import layer_stack
 from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.experts import expert_name
@@ -41,8 +41,7 @@ class Decoder(CompilableLayers):
 
     feature_layers: layers whose input is handed to the draft head; num_layers means the output of the last one, and
     FINAL_NORM that output after the final norm. quantization: of the weights of products, see `products.product_with`, layer by
-    layer as they are read; the output layer has eight bits at least, if it was not stored in fewer. shard: the part of it that this
-    process holds, and total: the sum of what all hold.
+    layer as they are read. shard: the part of it that this process holds, and total: the sum of what all hold.
     """
 
     def __init__(
@@ -72,11 +71,11 @@ class Decoder(CompilableLayers):
         ]
         self.final_norm = norm(checkpoint, "model.norm", size, eps)
         is_tied = spec.tie_word_embeddings or "lm_head.weight" not in checkpoint
-        own_quantization = "int8" if quantization == "int4" else quantization
         if is_tied:
-            self.lm_head = Linear(shard.part_of(self.embedding, 0) if is_part else self.embedding, None, own_quantization)
+            embedding = shard.part_of(self.embedding, 0) if is_part else self.embedding
+            self.lm_head = Linear(embedding, None, of_output_layer(quantization))
         else:
-            self.lm_head = linear(checkpoint, "lm_head", vocab_size // shard.size, size, own_quantization)
+            self.lm_head = linear(checkpoint, "lm_head", vocab_size // shard.size, size, of_output_layer(quantization))
         self._pool_shape = spec.num_layers, shape, dtype, device
         self._rope = Rope(spec.rope, context_length, dtype, device)
         self._stack = None
@@ -86,7 +85,7 @@ class Decoder(CompilableLayers):
     def count_four_bits(self) -> tuple[int, int]:
         """(how many products of its layers have weights of four bits, how many there are)."""
         products = [product for block in self._blocks for product in block.parts.products]
-        return sum(product is not None and product.is_four_bits for product in products), len(products)
+        return sum(product is not None and product.num_bits == 4 for product in products), len(products)
 
     def make_pool(self, num_slots: int) -> KVPool:
         """A cache for its keys and values."""

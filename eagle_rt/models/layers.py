@@ -30,7 +30,7 @@ class Linear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, quantization: Quantization = "none") -> None:
-        self.bias, self.quantization = bias, quantization
+        self.bias = bias
         self.product = product_with(weight, bias, quantization)
         self._transposed = None
         if not self.product:
@@ -51,7 +51,7 @@ class Linear:
 
     def quantized(self) -> "Linear":
         """The same with a weight of eight bits, or fewer if it has."""
-        return self if self.quantization != "none" else Linear(self.weight, self.bias, "int8")
+        return self if self.product and self.product.num_bits else Linear(self.weight, self.bias, "int8")
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.product:

@@ -132,7 +132,7 @@ class SharedOutputLayer(Linear):
 
     def __init__(self, followers: Followers, own: Linear) -> None:
         self._followers, self._own = followers, own
-        self.bias, self.product, self.quantization = None, None, "none"
+        self.bias, self.product = None, None
 
     @property
     def weight(self) -> Tensor:

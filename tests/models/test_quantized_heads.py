@@ -96,7 +96,7 @@ def test_a_head_narrowed_after_it_was_rounded(target_dir: Path, tmp_path: Path) 
 
 def is_quantized(core: EngineCore) -> bool:
     assert core.runner.host_stepper
-    return core.runner.host_stepper.drafter.head._lm_head.quantization == "int8"
+    return core.runner.host_stepper.drafter.head._lm_head.product.num_bits == 8
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_a_head_shares_the_output_layer(target_dir: Path, tmp_path: Path) -> Non
     directory = write_head("eagle-llama3", tmp_path / "head", target_dir).directory
     head = load_head(directory, target, "EAGLE", torch.float32, "cpu")[0]
     assert head.quantized()._lm_head is target.lm_head
-    assert target.lm_head.quantization == "int8"
+    assert target.lm_head.product.num_bits == 8
 
 
 @pytest.mark.parametrize(("quantization", "bits"), [("int8", "eight"), ("int4", "four")])

@@ -32,4 +32,4 @@ def grown_models(shape: GrownShape, info: ModelInfo, dtype: torch.dtype, device:
     grown = MemoryCheckpoint(((head_name(name), tensor) for name, tensor in tensors), dtype, device, "grown head")
     head = Eagle3Head(grown, head_spec(large_head, spec, "EAGLE3"), target)
     grown.finish()
-    return LoadedModels(spec, target, head, info.eos_token_ids, dtype, context_length, notes=[])
+    return LoadedModels(spec, target, head, info.eos_token_ids, dtype, context_length, "none", notes=[])

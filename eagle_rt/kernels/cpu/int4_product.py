@@ -25,6 +25,7 @@ from eagle_rt.kernels.cpu.product import (
     WORDS,
     Parts,
     add_word,
+    arrays_in,
     call,
     cases_of,
     spread,
@@ -86,10 +87,7 @@ def multiply_cut(
         x_array, x_scales_array, totals_array, outputs_array = (
             context.make_array(signature.args[i])(context, builder, values[i]) for i in (0, 1, 2, 7)
         )
-        parts = {
-            name: context.make_array(kind)(context, builder, builder.extract_value(values[5], place))
-            for place, (name, kind) in enumerate(zip(weights.fields, weights.types, strict=True))
-        }
+        parts = arrays_in(context, builder, weights, values[5])
         first, num_rows, panel = values[3], values[4], values[6]
         size, num_groups = (builder.extract_value(parts[name].shape, 1) for name in ("words", "ratios"))
         width, column = builder.extract_value(outputs_array.shape, 1), builder.mul(panel, I64(PANEL))
@@ -109,7 +107,7 @@ def multiply_cut(
             upper = builder.lshr(word, ir.Constant(WORDS, [4] * LANES))
             return tuple((looked_up(builder, builder.and_(own, four_bits), levels),) for own in (word, upper))
 
-        def with_group(first_word: Any, sums: list[Any]) -> list[Any]:
+        def with_group(first_word: Any, _: Any, sums: list[Any]) -> list[Any]:
             num_rows = len(sums) // NUM_VECTORS
             x_group = builder.gep(x_data, [builder.mul(first_word, I64(num_rows * IN_WORD // IN_ROW_WORD))])
             weight_group = builder.gep(weight_data, [builder.mul(first_word, I64(PANEL))])
@@ -130,7 +128,7 @@ def multiply_cut(
         scales, bias = (panel_of(name, SUMS, column) for name in ("scales", "bias"))
         for count in cases_of(builder, num_rows, MOST_ROWS):
             starts = [ir.Constant(SUMS, [0] * LANES)] * (count * NUM_VECTORS)
-            sums = build_groups(builder, size, WORDS_OF_GROUP, starts, lambda word, _, sums: with_group(word, sums))
+            sums = build_groups(builder, size, WORDS_OF_GROUP, starts, with_group)
             for row in range(count):
                 own = sums[row * NUM_VECTORS : (row + 1) * NUM_VECTORS]
                 results = [fma(builder, *triple) for triple in zip(own, scales, bias, strict=True)]

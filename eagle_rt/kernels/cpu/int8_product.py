@@ -21,6 +21,7 @@ from eagle_rt.kernels.cpu.product import (
     PANEL,
     SUMS,
     WORDS,
+    arrays_in,
     build_tile,
     cases_of,
     spread,
@@ -60,10 +61,7 @@ def multiply_cut(_: Any, x: Any, x_scales: Any, first: Any, num_rows: Any, weigh
         x_array, x_scales_array, outputs_array = (
             context.make_array(signature.args[i])(context, builder, values[i]) for i in (0, 1, 6)
         )
-        parts = {
-            name: context.make_array(kind)(context, builder, builder.extract_value(values[4], place))
-            for place, (name, kind) in enumerate(zip(weights.fields, weights.types, strict=True))
-        }
+        parts = arrays_in(context, builder, weights, values[4])
         first, num_rows, panel = values[2], values[3], values[5]
         size = builder.extract_value(parts["words"].shape, 1)
         width = builder.extract_value(outputs_array.shape, 1)

@@ -60,6 +60,14 @@ def call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
+def arrays_in(context: Any, builder: Any, kind: Any, value: Any) -> dict[str, Any]:
+    """The arrays of a named tuple of such."""
+    return {
+        name: context.make_array(own)(context, builder, builder.extract_value(value, place))
+        for place, (name, own) in enumerate(zip(kind.fields, kind.types, strict=True))
+    }
+
+
 def spread(builder: Any, number: Any, vector_type: Any) -> Any:
     """The vector of one number, everywhere."""
     first = builder.insert_element(ir.Constant(vector_type, ir.Undefined), number, I32(0))
