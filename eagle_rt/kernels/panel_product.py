@@ -9,14 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from eagle_rt.kernels.cpu import int4_product, int8_product, product
-from eagle_rt.kernels.cpu.four_bit_levels import GROUP
 from eagle_rt.kernels.cpu.int4_product import Int4Weights
 from eagle_rt.kernels.cpu.int8_product import Int8Weights
 from eagle_rt.kernels.cpu.multiply import Weights, multiply, weights_at
 from eagle_rt.kernels.cpu.product import PANEL, RowWeights
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import array_of
-from eagle_rt.kernels.four_bits import FourBits, in_four_bits, stored_four_bits
+from eagle_rt.kernels.four_bits import GROUP, FourBits, in_four_bits, stored_four_bits
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 
 # Rows that are rounded to eight bits at a time: no more of a weight is in memory twice.

@@ -9,12 +9,12 @@ from numba import njit
 from torch import Tensor
 from torch.nn import functional
 
+from eagle_rt.kernels import four_bits
 from eagle_rt.kernels.cpu import int4_product, int8_product
 from eagle_rt.kernels.cpu.cut_rows import HAS_BYTE_DOT, MOST_STEPS, TOGETHER, cut_rows
-from eagle_rt.kernels.cpu.four_bit_levels import GROUP
 from eagle_rt.kernels.cpu.product import PANEL
 from eagle_rt.kernels.cpu.vectors import array_of
-from eagle_rt.kernels.four_bits import E2M1, WHOLE, FourBits, in_four_bits, stored_four_bits
+from eagle_rt.kernels.four_bits import E2M1, GROUP, WHOLE, FourBits, in_four_bits, stored_four_bits
 from eagle_rt.kernels.panel_product import Int4Product, Int8Product, PanelProduct, quantized_product
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -187,6 +187,28 @@ def test_a_weight_that_was_stored_in_four_bits_is_not_rounded_again(
             assert ((found.widened() - exact).abs() <= relative * exact.abs() + beside_the_largest).all()
     product = Int4Product(found, weight.shape[1], None, dtype)
     assert torch.equal(product.unpacked(), found.widened().to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [GROUP, 4 * GROUP])
+@pytest.mark.parametrize(("levels", "nothing"), [(WHOLE, 8), (WHOLE, None), (E2M1, 12)])
+def test_compiled_functions_find_the_levels_that_their_twins_find(
+    levels: tuple[int, ...], nothing: int | None, group: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = [on_levels(levels, nothing, dtype)[1], torch.randn(5, 4 * GROUP).to(dtype), torch.zeros(2, 4 * GROUP).to(dtype)]
+    weights[0][3, :GROUP] = 0
+    found = [stored_four_bits(weight, group) for weight in weights]
+    monkeypatch.setattr(four_bits, "is_compiled", lambda weight: False)
+    monkeypatch.setattr(four_bits, "AT_ONCE", 12 * GROUP)
+    for weight, own in zip(weights, found, strict=True):
+        expected = stored_four_bits(weight, group)
+        assert (own is None) == (expected is None)
+        if own and expected:
+            assert own.levels == expected.levels
+            assert torch.equal(own.codes, expected.codes)
+            assert torch.equal(own.nothings, expected.nothings)
+            torch.testing.assert_close(own.widened(), expected.widened(), rtol=2**-10, atol=0)
+    assert found[0] is not None or (levels == E2M1 and group > GROUP)
 
 
 def test_any_other_weight_was_not_stored_in_four_bits() -> None:

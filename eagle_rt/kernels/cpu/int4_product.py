@@ -14,7 +14,6 @@ from numba.core import types
 from numpy.typing import NDArray
 
 from eagle_rt.kernels.cpu.cut_rows import HAS_BYTE_DOT, SMALLEST, largest_of
-from eagle_rt.kernels.cpu.four_bit_levels import GROUP
 from eagle_rt.kernels.cpu.product import (
     I64,
     LANES,
@@ -42,6 +41,7 @@ from eagle_rt.kernels.cpu.whole_numbers import (
     build_groups,
     looked_up,
 )
+from eagle_rt.kernels.four_bits import GROUP
 
 # Rows whose sums are in registers at a time.
 MOST_ROWS = 8 if HAS_BYTE_DOT else 5
