@@ -169,6 +169,7 @@ def cache_bytes(config: EngineConfig) -> int:
     """Bytes that the cache may take in this process, with the weights already in memory."""
     fraction = config.mem_fraction_static or MEMORY_FRACTION[config.device]
     if config.device == "cuda":
+        torch.cuda.empty_cache()  # what loading has taken for a while
         free, total = torch.cuda.mem_get_info()
         return int(free - total * (1 - fraction))
     # Processes on one CPU share its memory.

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.kernels.processor import has_bfloat16_products
-from eagle_rt.kernels.products import Quantization, has_own_kernels, takes_own_kernel
+from eagle_rt.kernels.products import Quantization, can_round, has_narrow_kernels, has_own_kernels, takes_own_kernel
 from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import has_mtp_layer, load_head, load_mtp_head
@@ -29,6 +29,8 @@ BUILT_IN = Path(__file__).parents[1] / "demo" / "weights"
 # faster.
 MIN_BFLOAT16_WEIGHTS = 50_000_000
 BITS = {"int8": "eight", "int4": "four"}
+# What a weight that is rounded to four bits takes, with what belongs to its group.
+FOUR_BITS = 5
 BUILT_IN_HEADS = {"EAGLE3": "eagle3", "EAGLE": "eagle2", "NEXTN": "eagle2"}
 
 
@@ -108,8 +110,8 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
     context_length = config.context_length or spec.max_position_embeddings
     if context_length > spec.max_position_embeddings:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
-    require_room(spec, dtype, config.device, config.tensor_parallel_size)
     quantization = resolve_quantization(config, spec, torch.empty(0, dtype=dtype, device=config.device))
+    require_room(spec, dtype, config.device, config.tensor_parallel_size, quantization)
     if quantization in BITS:
         notes.append(f"--quantization {quantization}: the model's weights are rounded to {BITS[quantization]} bits")
     if config.tensor_parallel_size > 1:
@@ -136,8 +138,9 @@ def resolve_quantization(config: EngineConfig, spec: ModelSpec, weight: Tensor) 
     if config.quantization != "none":
         require_rounding("--quantization", config.quantization, weight)
         return cast(Quantization, config.quantization)
-    is_in_four_bits = spec.storage is not None and spec.storage.bits == 4
-    return "stored" if is_in_four_bits and takes_own_kernel(weight) else "none"
+    if spec.storage and (has_narrow_kernels(weight) or (spec.storage.bits == 4 and takes_own_kernel(weight))):
+        return "stored"
+    return "none"
 
 
 def storage_note(storage: Storage, quantization: Quantization, target: Decoder, dtype: torch.dtype) -> str:
@@ -145,8 +148,9 @@ def storage_note(storage: Storage, quantization: Quantization, target: Decoder, 
     start = f"the checkpoint's weights are quantized ({storage.method}, {storage.bits} bits)"
     if quantization not in ("stored", "int4"):
         return f"{start}; they are widened to {dtype}"
-    held, number = target.count_four_bits()
-    return f"{start}: {held} of {number} products of its layers have weights of four bits"
+    counts = target.count_bits()
+    held = [f"{number} are held in {bits}" for bits, number in counts.items() if bits]
+    return f"{start}: of {counts.total()} products of its layers {', '.join(held) or f'none is held so, they are in {dtype}'}"
 
 
 def load_target(config: EngineConfig, model_dir: Path, spec: ModelSpec, **options: Any) -> Decoder:
@@ -157,18 +161,24 @@ def load_target(config: EngineConfig, model_dir: Path, spec: ModelSpec, **option
     return load_shared_decoder(size, model_dir=model_dir, spec=spec, device=config.device, **options)
 
 
-def require_room(spec: ModelSpec, dtype: torch.dtype, device: str, num_shards: int = 1) -> None:
+def require_room(
+    spec: ModelSpec, dtype: torch.dtype, device: str, num_shards: int = 1, quantization: Quantization = "none"
+) -> None:
     """Raises ValueError if the target's weights alone, or the first shard's of so many, are more than the GPU has free."""
     if device != "cuda":
         return
-    embeddings = 0 if spec.tie_word_embeddings else spec.vocab_size * spec.shape.hidden_size
-    num_held = num_weights(spec, of_all_experts=True) + embeddings
-    needed, (free, total) = num_held * dtype.itemsize // num_shards, torch.cuda.mem_get_info()
+    outside = spec.vocab_size * spec.shape.hidden_size
+    layers = num_weights(spec, of_all_experts=True) - outside
+    is_whole = 8 * dtype.itemsize
+    bits = {"int8": 8, "int4": FOUR_BITS, "stored": spec.storage.bits if spec.storage else is_whole}.get(quantization, is_whole)
+    outside *= 1 if spec.tie_word_embeddings else 2
+    needed, (free, total) = (int(layers * bits / 8) + outside * dtype.itemsize) // num_shards, torch.cuda.mem_get_info()
     if needed > free:
         raise ValueError(
-            f"the target's weights take {needed / 2**30:.1f} GiB in {str(dtype).removeprefix('torch.')}, and the GPU has "
+            f"the target's weights take {needed / 2**30:.1f} GiB in {str(dtype).removeprefix('torch.')}"
+            f"{'' if bits == is_whole else f' and {bits:g} bits'}, and the GPU has "
             f"{free / 2**30:.1f} of its {total / 2**30:.1f} GiB free: use a larger GPU, more of them "
-            "(--tensor-parallel-size), a smaller model, or --dtype bfloat16"
+            "(--tensor-parallel-size), a smaller model, --dtype bfloat16, or --quantization"
         )
 
 
@@ -220,10 +230,10 @@ def quantizes_head(config: EngineConfig, weight: Tensor) -> bool:
 
 def require_rounding(flag: str, asked: str, weight: Tensor) -> None:
     """Raises ValueError if weights of this one's precision cannot be rounded here, as a flag asks for."""
-    if not has_own_kernels(weight):
+    if not can_round(weight):
         raise ValueError(
-            f"{flag} {asked} needs an x86 CPU, numba, and float32 or bfloat16, not {weight.device.type} and "
-            f"{str(weight.dtype).removeprefix('torch.')}: leave it out"
+            f"{flag} {asked} needs an x86 CPU, numba, and float32 or bfloat16, or a GPU of compute capability 8.0 on, triton, "
+            f"and bfloat16 or float16, not {weight.device.type} and {str(weight.dtype).removeprefix('torch.')}: leave it out"
         )
 
 

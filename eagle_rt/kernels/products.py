@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from eagle_rt.kernels.dispatch import HAS_TRITON
 from eagle_rt.kernels.experts import ExpertTensors, Mixing
+from eagle_rt.kernels.narrow import narrowed
+from eagle_rt.kernels.narrow_product import NarrowProduct
 from eagle_rt.kernels.packed_linear import OpaqueProduct, PackedProduct, can_pack
 from eagle_rt.kernels.processor import has_amx
 
@@ -42,19 +45,32 @@ def takes_own_kernel(weight: Tensor) -> bool:
     return has_own_kernels(weight) and not (weight.dtype == torch.bfloat16 and has_amx())
 
 
+def has_narrow_kernels(weight: Tensor) -> bool:
+    """Whether our kernels for weights of few bits run on the GPU where this one is, for its precision."""
+    return (
+        HAS_TRITON
+        and weight.is_cuda
+        and weight.dtype in (torch.bfloat16, torch.float16)
+        and torch.cuda.get_device_capability(weight.device) >= (8, 0)
+    )
+
+
 Quantization = Literal["none", "int8", "int4", "stored"]
+
+
+def can_round(weight: Tensor) -> bool:
+    """Whether weights like this one may be rounded to few bits here."""
+    return has_own_kernels(weight) or has_narrow_kernels(weight)
 
 
 def product_with(weight: Tensor, bias: Tensor | None, quantization: Quantization = "none") -> OpaqueProduct | None:
     """x W^T + b for W [out, in] from a weight laid out for it; None where there is none but torch's own.
 
-    quantization: to how many bits W is rounded, which only our own kernels can do; "stored": to none, but where it lies on sixteen
-    levels, as one that was stored in four bits does, it is held in four.
+    quantization: to how many bits W is rounded, where it `can_round`; "stored": to none, but one that was stored in few bits, as
+    its numbers show, is held in them: in four, or on a GPU in E4M3.
     """
     if quantization != "none":
-        from eagle_rt.kernels.panel_product import quantized_product  # not everywhere is numba installed
-
-        product = quantized_product(weight, bias, quantization)
+        product = quantized_product_with(weight, bias, quantization)
         if product:
             return product
     if takes_own_kernel(weight):
@@ -62,6 +78,16 @@ def product_with(weight: Tensor, bias: Tensor | None, quantization: Quantization
 
         return RowProduct(weight, bias)
     return PackedProduct(weight, bias) if can_pack(weight) else None
+
+
+def quantized_product_with(weight: Tensor, bias: Tensor | None, quantization: Quantization) -> OpaqueProduct | None:
+    """The same with a weight of few bits; None where it was not stored in them and is not to be rounded."""
+    if has_narrow_kernels(weight):
+        narrow = narrowed(weight, quantization)
+        return narrow and NarrowProduct(narrow, bias, weight.dtype)
+    from eagle_rt.kernels.panel_product import quantized_product  # not everywhere is numba installed
+
+    return quantized_product(weight, bias, quantization)
 
 
 def of_output_layer(quantization: Quantization) -> Quantization:

@@ -1,5 +1,6 @@
 """The target: one decoder for all supported families."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,10 +83,9 @@ class Decoder(CompilableLayers):
         if not is_part:  # or there would be something to sum within
             self._stack = layer_stack([block.parts for block in self._blocks], [*self._norms[1:], self.final_norm])
 
-    def count_four_bits(self) -> tuple[int, int]:
-        """(how many products of its layers have weights of four bits, how many there are)."""
-        products = [product for block in self._blocks for product in block.parts.products]
-        return sum(product is not None and product.num_bits == 4 for product in products), len(products)
+    def count_bits(self) -> Counter[int | None]:
+        """How many products of its layers have weights of so many bits; None: of as many as the model's precision has."""
+        return Counter(product and product.num_bits for block in self._blocks for product in block.parts.products)
 
     def make_pool(self, num_slots: int) -> KVPool:
         """A cache for its keys and values."""

@@ -35,7 +35,7 @@ class Linear:
         self._transposed = None
         if not self.product:
             self._transposed = weight.t() if weight.is_cuda else weight.t().contiguous()
-        self._is_wide = bias is None and is_wide(weight)
+        self._is_wide = not self.product and bias is None and is_wide(weight)
 
     @property
     def weight(self) -> Tensor:

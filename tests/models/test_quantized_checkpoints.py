@@ -342,7 +342,7 @@ def test_they_are_served_and_that_is_said(tmp_path: Path, name: str, quantizatio
     notes = load_models(config, model_info(config)).notes
     method = STORAGES[name][0]["quant_method"]
     is_held = name != "fp8-blocks" and quantization == "none" and has_own_kernels(torch.zeros(1))
-    how = ": 32 of 32 products of its layers have weights of four bits" if is_held else "; they are widened to torch.float32"
+    how = ": of 32 products of its layers 32 are held in 4" if is_held else "; they are widened to torch.float32"
     assert f"the checkpoint's weights are quantized ({method}, {4 if name != 'fp8-blocks' else 8} bits){how}" in notes
 
 
@@ -360,8 +360,10 @@ def test_four_bits_are_held_in_four(tmp_path: Path, name: str, dtype: torch.dtyp
     ]
     products = [product for block in decoders[0]._blocks for product in block.parts.products]
     kinds = {type(product.weights) for product in products if product}  # pyright: ignore[reportAttributeAccessIssue]
-    assert decoders[0].count_four_bits() == ({"mxfp4": 4}.get(name, 32 * (Int4Weights in kinds)), 10 if name == "mxfp4" else 32)
-    assert decoders[1].count_four_bits()[0] == 0
+    counts = decoders[0].count_bits()
+    assert counts[4] == {"mxfp4": 4}.get(name, 32 * (Int4Weights in kinds))
+    assert counts.total() == (10 if name == "mxfp4" else 32)
+    assert not decoders[1].count_bits()[4]
     assert kinds == {
         "mxfp4": {RowWeights, Int4Weights}, "compressed-4": {Int4Weights}, "gptq": {Int4Weights}, "awq": {Int4Weights}
     }.get(name, {RowWeights})  # fmt: skip
