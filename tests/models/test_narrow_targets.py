@@ -1,0 +1,103 @@
+"""Targets whose weights have few bits as on a GPU: kernels are interpreted here."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from captured import SETTINGS, make_captured
+from engine.test_capturable import captured_callable, watching
+from engines import make_config, make_core, random_prompts, run, text_logits
+from transformers import AutoModelForCausalLM
+
+from eagle_rt.engine import load
+from eagle_rt.kernels import dispatch, narrow_product, products
+from eagle_rt.kernels.narrow_product import NarrowProduct
+from eagle_rt.kernels.opaque import living
+from eagle_rt.kernels.triton import narrow_product as kernels
+from eagle_rt.kernels.triton.widen import widen
+from eagle_rt.models.decoder import Decoder, load_decoder
+from eagle_rt.models.spec import model_spec, read_config
+from models.test_quantized_checkpoints import write
+
+TEXT = random_prompts(1, seed=5, longest=60)[0]
+PROMPTS = random_prompts(2, seed=8, longest=24)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are held as there."""
+    for module in (load, products):
+        monkeypatch.setattr(module, "has_narrow_kernels", lambda weight: True)
+        monkeypatch.setattr(module, "has_own_kernels", lambda weight: False)
+        monkeypatch.setattr(module, "takes_own_kernel", lambda weight: False)
+    monkeypatch.setattr(products, "can_pack", lambda weight: False)
+
+
+@pytest.fixture
+def with_kernels(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products with them are the kernels'."""
+    own = {"narrow_product": kernels.narrow_product, "widen": widen}
+    monkeypatch.setattr(narrow_product, "triton_kernel", lambda name, x: own[name])
+
+
+def decoder_of(directory: Path, quantization: str) -> Decoder:
+    spec = model_spec(read_config(directory))
+    return load_decoder(directory, spec, context_length=512, dtype=torch.float32, device="cpu", quantization=quantization)
+
+
+@torch.inference_mode()
+@pytest.mark.usefixtures("with_kernels")
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("gptq", 4),
+        ("awq", 4),
+        ("compressed-4", 4),
+        ("fp8-outputs", 8),
+        ("fp8-static", 8),
+        ("fp8-blocks", None),
+        ("gptq-8-v2", None),
+    ],
+)
+def test_a_checkpoint_in_few_bits_is_held_in_them(tmp_path: Path, name: str, bits: int | None) -> None:
+    """Those of scales that kernels have no room for are widened."""
+    decoder = decoder_of(write(tmp_path, name), "stored")
+    counts = decoder.count_bits()
+    assert counts[bits] == counts.total() == 32
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32, attn_implementation="eager")
+    expected = model(torch.tensor([TEXT])).logits[0]
+    # The sizes of steps within an output have eleven bits.
+    torch.testing.assert_close(text_logits(decoder, TEXT), expected, atol=2e-3 * float(expected.std()), rtol=0)
+
+
+@pytest.mark.usefixtures("with_kernels")
+def test_captured_steps_write_the_same_texts(target_dir: Path, head_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of four bits, an output layer of eight."""
+    core = make_captured(target_dir, head_dir, (2, 2, 4), (2,), quantization="int4")
+    texts = run(core, PROMPTS, SETTINGS[1:])
+    assert "step" in core.runner.clock.seconds
+    monkeypatch.setattr(narrow_product, "triton_kernel", lambda name, x: None)
+    plain = make_core(target_dir, quantization="int4")
+    assert {product.num_bits for product in living(NarrowProduct)} == {4, 8}
+    assert texts == run(plain, PROMPTS, SETTINGS[1:])
+    assert texts != run(make_core(target_dir), PROMPTS, SETTINGS[1:]), "nothing was rounded"
+
+
+@pytest.mark.usefixtures("with_kernels")
+def test_what_is_captured_never_reads_a_tensor(target_dir: Path, head_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "HAS_NUMBA", False)  # a CPU's own kernels read their operands on the host
+    options = {"quantization": "int4", "speculative_draft_model_quantization": "int8"}
+    core = make_captured(target_dir, head_dir, (3, 2, 6), (2,), **options)
+    step = captured_callable(core.runner.graphs.find(2, core.runner.tree_shape))
+    with watching(monkeypatch):
+        step()
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_head_may_have_eight_bits(target_dir: Path, head_dir: Path) -> None:
+    """Only where that is asked for."""
+    for asked, is_rounded in (("auto", False), ("int8", True)):
+        config = make_config(target_dir, head_dir, (3, 2, 8), speculative_draft_model_quantization=asked)
+        head = load.load_models(config, load.model_info(config)).head
+        assert head
+        assert isinstance(head._lm_head.product, NarrowProduct) == is_rounded
