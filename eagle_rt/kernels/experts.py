@@ -32,6 +32,15 @@ class ExpertTensors:
     gate_and_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
 
+    @property
+    def count(self) -> int:
+        return len(self.router)
+
+    @property
+    def size(self) -> int:
+        """I."""
+        return self.down.shape[2]
+
 
 def route(logits: Tensor, top_k: int, normalizes: bool) -> tuple[Tensor, Tensor]:
     """(how much of each counts [R, top_k] float32, which experts [R, top_k]), of router logits [R, experts]: the likeliest, the
@@ -45,11 +54,15 @@ def route(logits: Tensor, top_k: int, normalizes: bool) -> tuple[Tensor, Tensor]
 
 def mix_experts(x: Tensor, weights: ExpertTensors, mixing: Mixing) -> Tensor:
     """[R, H] what the experts of every row of x [R, H] add to it, each by its share."""
-    logits = functional.linear(x, weights.router, weights.router_bias)
-    shares, experts = route(logits, mixing.top_k, mixing.normalizes)
+    shares, experts = routed(x, weights, mixing)
     if kernel := triton_kernel("mix_experts", x):
         return kernel(x, shares, experts, weights, mixing.gate)
     return add_experts(x, shares, experts, weights, mixing.gate)
+
+
+def routed(x: Tensor, weights: ExpertTensors, mixing: Mixing) -> tuple[Tensor, Tensor]:
+    """`route` of rows of x [R, H]."""
+    return route(functional.linear(x, weights.router, weights.router_bias), mixing.top_k, mixing.normalizes)
 
 
 def add_experts(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTensors, gate: Gate) -> Tensor:

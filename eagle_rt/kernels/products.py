@@ -10,6 +10,7 @@ from torch import Tensor
 from eagle_rt.kernels.dispatch import HAS_TRITON
 from eagle_rt.kernels.experts import ExpertTensors, Mixing
 from eagle_rt.kernels.narrow import narrowed
+from eagle_rt.kernels.narrow_experts import NarrowExperts, narrow_experts
 from eagle_rt.kernels.narrow_product import NarrowProduct
 from eagle_rt.kernels.packed_linear import OpaqueProduct, PackedProduct, can_pack
 from eagle_rt.kernels.processor import has_amx
@@ -95,12 +96,16 @@ def of_output_layer(quantization: Quantization) -> Quantization:
     return "int8" if quantization == "int4" else quantization
 
 
-def experts_with(weights: ExpertTensors, mixing: Mixing, quantization: Quantization = "none") -> "PanelExperts | None":
-    """Experts in one function from weights laid out for it, see `panel_experts`; None where there is none but torch's or Triton's.
+def experts_with(
+    weights: ExpertTensors, mixing: Mixing, quantization: Quantization = "none"
+) -> "PanelExperts | NarrowExperts | None":
+    """Experts from weights laid out for it, see `panel_experts` and `narrow_experts`; None where all read them as they are.
 
     Raises:
         ValueError: they are to be rounded, and there is none.
     """
+    if quantization != "none" and has_narrow_kernels(weights.router):
+        return narrow_experts(weights, mixing, quantization)
     if has_own_kernels(weights.router):
         from eagle_rt.kernels.panel_experts import PanelExperts, fill_panels  # not everywhere is numba installed
 

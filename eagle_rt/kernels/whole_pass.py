@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eagle_rt.kernels.experts import Mixing
+from eagle_rt.kernels.narrow_experts import NarrowStack
 from eagle_rt.kernels.packed_linear import OpaqueProduct, PackedProduct
 from eagle_rt.kernels.rms_norm import RMSNorm
 
@@ -60,7 +61,7 @@ class LayerParts:
     they are of gate and up, and of down.
     """
 
-    products: "tuple[OpaqueProduct | ProductStack | None, ...]"
+    products: "tuple[OpaqueProduct | ProductStack | NarrowStack | None, ...]"
     num_heads: int
     query_norm: RMSNorm | None
     key_norm: RMSNorm | None

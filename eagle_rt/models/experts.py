@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from eagle_rt.kernels.experts import ExpertTensors, Mixing, mix_experts
+from eagle_rt.kernels.narrow_experts import NarrowStack
 from eagle_rt.kernels.opaque import Opaque
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 from eagle_rt.kernels.products import Quantization, experts_with
@@ -23,29 +24,29 @@ class Experts(Opaque):
     def __init__(self, weights: ExpertTensors, mixing: Mixing, quantization: Quantization = "none") -> None:
         super().__init__()
         self.out_size, self.mixing = weights.router.shape[1], mixing
-        self.panels = experts_with(weights, mixing, quantization)
+        self._laid_out = experts_with(weights, mixing, quantization)
         nothing = weights.router.new_empty(0)
-        self._weights = replace(weights, gate_and_up=nothing, down=nothing) if self.panels else weights
+        self._weights = replace(weights, gate_and_up=nothing, down=nothing) if self._laid_out else weights
 
     @property
     def weights(self) -> ExpertTensors:
         """Copies where only those laid out for products are held."""
-        if not self.panels:
+        if not self._laid_out:
             return self._weights
-        return replace(self._weights, gate_and_up=self.panels.gate_and_up.unpacked(), down=self.panels.down.unpacked())
+        return replace(self._weights, gate_and_up=self._laid_out.gate_and_up.unpacked(), down=self._laid_out.down.unpacked())
 
     @property
-    def products(self) -> "tuple[OpaqueProduct | ProductStack | None, ...]":
+    def products(self) -> "tuple[OpaqueProduct | ProductStack | NarrowStack | None, ...]":
         """Of the router, of gates and ups, and of downs."""
-        panels = self.panels
-        return (panels.router, panels.gate_and_up, panels.down) if panels else (None,) * 3
+        own = self._laid_out
+        return (own.router, own.gate_and_up, own.down) if own else (None,) * 3
 
     def quantized(self) -> "Experts":
         """The same with experts of eight bits."""
         return Experts(self.weights, self.mixing, "int8")
 
     def apply(self, x: Tensor) -> Tensor:
-        return self.panels(x) if self.panels else mix_experts(x, self._weights, self.mixing)
+        return self._laid_out(x) if self._laid_out else mix_experts(x, self._weights, self.mixing)
 
 
 def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: ExpertShape, quantization: Quantization) -> Experts:

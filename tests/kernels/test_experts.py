@@ -14,6 +14,7 @@ from eagle_rt.kernels import dispatch
 from eagle_rt.kernels import experts as twin
 from eagle_rt.kernels.experts import ExpertTensors, Mixing
 from eagle_rt.kernels.gate import SWIGLU, Gate
+from eagle_rt.kernels.narrow_experts import narrow_experts
 from eagle_rt.kernels.products import Quantization, experts_with, has_own_kernels
 from eagle_rt.kernels.triton.mix_experts import GROUP_BLOCK, block_in, mix_experts
 from eagle_rt.kernels.triton.route import route
@@ -159,6 +160,33 @@ def test_mix_experts(
     expected = twin.add_experts(x, *choice, weights, gate).double()
     errors = mix_experts(x, *choice, weights, gate).double() - expected
     assert errors.abs().max() < TOLERANCE[dtype] * expected.abs().max()
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    num_rows=st.sampled_from([1, 7, 70]),
+    counts=COUNTS,
+    sizes=st.sampled_from([(16, 48), (96, 128), (5 * 32, 320)]),
+    quantization=st.sampled_from(["int8", "int4"]),
+    gate=GATES,
+    has_biases=st.booleans(),
+    seed=SEEDS,
+)
+def test_mix_experts_of_few_bits(
+    num_rows: int, counts: tuple[int, int], sizes: tuple[int, int], quantization: str, gate: Gate, has_biases: bool, seed: int
+) -> None:
+    weights = made_weights(seed, counts[0], *sizes, torch.bfloat16, has_biases=has_biases)
+    own = narrow_experts(weights, Mixing(counts[1], True, gate), quantization)
+    assert own
+    rounded = replace(weights, gate_and_up=own.gate_and_up.unpacked(), down=own.down.unpacked())
+    for found, given_weights in ((rounded.gate_and_up, weights.gate_and_up), (rounded.down, weights.down)):
+        torch.testing.assert_close(found, given_weights, rtol=0, atol=float(given_weights.abs().max()) / 6)
+    x = made(seed, num_rows, sizes[1], dtype=torch.bfloat16) * sizes[1] ** 0.5
+    choice = taken(seed, num_rows, *counts)
+    expected = twin.add_experts(x, *choice, rounded, gate).double()
+    errors = mix_experts(x, *choice, own, gate).double() - expected
+    assert errors.abs().max() < TOLERANCE[torch.bfloat16] * expected.abs().max()
+    torch.testing.assert_close(own(x), twin.mix_experts(x, rounded, Mixing(counts[1], True, gate)))
 
 
 def test_more_pairs_than_are_grouped_at_a_time() -> None:

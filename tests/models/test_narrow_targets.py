@@ -10,16 +10,18 @@ from engines import make_config, make_core, random_prompts, run, text_logits
 from transformers import AutoModelForCausalLM
 
 from eagle_rt.engine import load
-from eagle_rt.kernels import dispatch, narrow_product, products
+from eagle_rt.kernels import dispatch, experts, narrow_experts, narrow_product, products
 from eagle_rt.kernels.narrow_product import NarrowProduct
 from eagle_rt.kernels.opaque import living
 from eagle_rt.kernels.triton import narrow_product as kernels
+from eagle_rt.kernels.triton.mix_experts import mix_experts
+from eagle_rt.kernels.triton.route import route
 from eagle_rt.kernels.triton.widen import widen
 from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.spec import model_spec, read_config
-from models.test_quantized_checkpoints import write
+from models.test_quantized_checkpoints import write, write_mxfp4
 
-TEXT = random_prompts(1, seed=5, longest=60)[0]
+TEXT = random_prompts(1, seed=5, longest=20)[0]
 PROMPTS = random_prompts(2, seed=8, longest=24)
 
 
@@ -36,8 +38,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def with_kernels(on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products with them are the kernels'."""
-    own = {"narrow_product": kernels.narrow_product, "widen": widen}
-    monkeypatch.setattr(narrow_product, "triton_kernel", lambda name, x: own[name])
+    own = {"narrow_product": kernels.narrow_product, "widen": widen, "route": route, "mix_experts": mix_experts}
+    for module in (narrow_product, narrow_experts, experts):
+        monkeypatch.setattr(module, "triton_kernel", lambda name, x: own[name])
 
 
 def decoder_of(directory: Path, quantization: str) -> Decoder:
@@ -64,9 +67,24 @@ def test_a_checkpoint_in_few_bits_is_held_in_them(tmp_path: Path, name: str, bit
     decoder = decoder_of(write(tmp_path, name), "stored")
     counts = decoder.count_bits()
     assert counts[bits] == counts.total() == 32
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32, attn_implementation="eager")
+    assert_near(decoder, tmp_path / "plain")
+
+
+@torch.inference_mode()
+@pytest.mark.usefixtures("with_kernels")
+@pytest.mark.parametrize(("name", "bits"), [("mxfp4", 4), ("fp8-outputs", 8)])
+def test_experts_in_few_bits(tmp_path: Path, name: str, bits: int) -> None:
+    """Of gpt-oss nothing else has few bits."""
+    decoder = decoder_of(write_mxfp4(tmp_path) if name == "mxfp4" else write(tmp_path, name, "qwen3-moe"), "stored")
+    products = [block.feed_forward.products for block in decoder._blocks]
+    assert {tuple(own and own.num_bits for own in of_layer) for of_layer in products} == {(None, bits, bits)}
+    assert_near(decoder, tmp_path / "plain")
+
+
+def assert_near(decoder: Decoder, directory: Path) -> None:
+    """The sizes of steps within an output have eleven bits."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     expected = model(torch.tensor([TEXT])).logits[0]
-    # The sizes of steps within an output have eleven bits.
     torch.testing.assert_close(text_logits(decoder, TEXT), expected, atol=2e-3 * float(expected.std()), rtol=0)
 
 

@@ -10,33 +10,18 @@ from eagle_rt.kernels.triton.wide_product import BLOCK_OUT, sums_of, tiling
 
 
 @triton.jit
-def halves_of(
-    x,
-    weight,  # [2 * size, in_size], gates first
-    bias,  # [2 * size], read if HAS_BIAS
-    tile,
-    rows,
-    is_row,
-    in_size,
-    size,
-    dtype: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_OUT: tl.constexpr,
-    BLOCK_IN: tl.constexpr,
-    IN_FLOAT32: tl.constexpr,
-):
-    """(the columns of a tile [BLOCK_OUT / 2], its gates [columns, rows], and its ups), rounded to `dtype`, in float32; of rows as
-    `sums_of` takes them."""
+def outs_of_tile(tile, size, BLOCK_OUT: tl.constexpr):
+    """[BLOCK_OUT] of as many gates as ups, those of the same of `size` outputs; past the end it is the first ones again."""
     half: tl.constexpr = BLOCK_OUT // 2
-    start, places = tile * half, tl.arange(0, BLOCK_OUT)
-    # A tile is of as many gates as ups, those of the same outputs; past the end it reads the first ones again.
-    outs = (start + places % half) % size + places // half * size
-    sums = sums_of(x, weight, outs, rows, is_row, in_size, BLOCK_IN, IN_FLOAT32)
-    if HAS_BIAS:
-        sums += tl.load(bias + outs).to(tl.float32)[:, None]
+    places = tl.arange(0, BLOCK_OUT)
+    return (tile * half + places % half) % size + places // half * size
+
+
+@triton.jit
+def halves_of(sums, dtype: tl.constexpr):
+    """(gates, ups) of the sums [BLOCK_OUT, rows] of a tile, rounded to `dtype`, in float32."""
     sums = rounded(sums, dtype).to(tl.float32)
-    gate, up = tl.split(tl.permute(tl.reshape(sums, [2, half, rows.shape[0]]), (1, 2, 0)))
-    return start + tl.arange(0, half), gate, up
+    return tl.split(tl.permute(tl.reshape(sums, [2, sums.shape[0] // 2, sums.shape[1]]), (1, 2, 0)))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -55,9 +40,9 @@ def _gated_product(
     rows = tl.arange(0, BLOCK_ROWS)
     is_row = rows < num_rows
     dtype = output.dtype.element_ty
-    columns, gate, up = halves_of(
-        x, weight, weight, tl.program_id(0), rows, is_row, in_size, size, dtype, False, BLOCK_OUT, BLOCK_IN, IN_FLOAT32
-    )
+    columns = tl.program_id(0) * (BLOCK_OUT // 2) + tl.arange(0, BLOCK_OUT // 2)
+    outs = outs_of_tile(tl.program_id(0), size, BLOCK_OUT)
+    gate, up = halves_of(sums_of(x, weight, outs, rows, is_row, in_size, BLOCK_IN, IN_FLOAT32), dtype)
     is_wanted = is_row[None, :] & (columns < size)[:, None]
     tl.store(output + rows[None, :].to(tl.int64) * size + columns[:, None], gated(gate, up, dtype), mask=is_wanted)
 

@@ -6,6 +6,7 @@ alone.
 """
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -14,8 +15,11 @@ from torch import Tensor
 
 from eagle_rt.kernels.experts import ExpertTensors
 from eagle_rt.kernels.gate import Gate
+from eagle_rt.kernels.narrow import TILE, num_steps
+from eagle_rt.kernels.narrow_experts import NarrowExperts, NarrowStack
 from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded, rounded
-from eagle_rt.kernels.triton.gated_product import halves_of
+from eagle_rt.kernels.triton.gated_product import halves_of, outs_of_tile
+from eagle_rt.kernels.triton.narrow_sums import narrow_sums
 from eagle_rt.kernels.triton.silu_and_mul import gated
 from eagle_rt.kernels.triton.wide_product import sums_of
 
@@ -59,10 +63,44 @@ def gated_within(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.c
     return rounded(gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + SHIFT), dtype)
 
 
+@triton.jit
+def expert_sums(
+    x,
+    weight,
+    ratios,
+    offsets,
+    scales,
+    expert,
+    outs,
+    out_size,
+    num_blocks,
+    rows,
+    is_row,
+    in_size,
+    KIND: tl.constexpr,
+    STEPS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    IN_FLOAT32: tl.constexpr,
+):
+    """[outs, rows] float32 products of rows of x and outputs of an expert: those of a `NarrowWeight`, a tile for each program of
+    the second axis, or of any weight [experts, out_size, in_size] if KIND is "wide"."""
+    if KIND == "wide":
+        sums = sums_of(x, weight + expert * out_size * in_size, outs, rows, is_row, in_size, BLOCK_IN, IN_FLOAT32)
+    else:
+        tile = expert * tl.num_programs(1) + tl.program_id(1)
+        sums = narrow_sums(x, weight, ratios, offsets, tile, num_blocks, 0, num_blocks, rows, is_row, in_size, KIND, STEPS, PARTS)
+        sums *= tl.load(scales + tile * outs.shape[0] + tl.arange(0, outs.shape[0]))[:, None]
+    return sums
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _gate(
     x,  # [num_rows, in_size]
-    weight,  # [experts, 2 * size, in_size], gates first
+    weight,  # of experts, each [2 * size, in_size], gates first, or a `NarrowWeight` of tiles of both
+    ratios,
+    offsets,
+    scales,
     bias,  # [experts, 2 * size], read if HAS_BIAS
     output,  # [num_rows * TOP_K, size]
     experts,  # [num_rows, TOP_K]
@@ -71,12 +109,16 @@ def _gate(
     num_rows,
     in_size,
     size,
+    num_blocks,
     TOP_K: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     SHIFT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     FROM_PAIRS: tl.constexpr,
+    KIND: tl.constexpr,
+    STEPS: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
@@ -84,15 +126,19 @@ def _gate(
 ):
     dtype = output.dtype.element_ty
     expert, group, count = group_of(experts, groups, counts, num_rows, FROM_PAIRS)
-    own, own_bias, tile = weight + expert * 2 * size * in_size, bias + expert * 2 * size, tl.program_id(1)
+    outs = outs_of_tile(tl.program_id(1), size, BLOCK_OUT)
+    columns = tl.program_id(1) * (BLOCK_OUT // 2) + tl.arange(0, BLOCK_OUT // 2)
     for first in range(0, count, BLOCK_ROWS):
         numbers = first + tl.arange(0, BLOCK_ROWS)
         is_row = numbers < count
         pairs = tl.load(group + numbers, mask=is_row, other=0).to(tl.int64)
-        rows = pairs // TOP_K
-        columns, gate, up = halves_of(
-            x, own, own_bias, tile, rows, is_row, in_size, size, dtype, HAS_BIAS, BLOCK_OUT, BLOCK_IN, IN_FLOAT32
-        )
+        sums = expert_sums(
+            x, weight, ratios, offsets, scales, expert, outs, 2 * size, num_blocks,
+            pairs // TOP_K, is_row, in_size, KIND, STEPS, PARTS, BLOCK_IN, IN_FLOAT32,
+        )  # fmt: skip
+        if HAS_BIAS:
+            sums += tl.load(bias + expert * 2 * size + outs).to(tl.float32)[:, None]
+        gate, up = halves_of(sums, dtype)
         if ALPHA == 1.0 and float("inf") == LIMIT and SHIFT == 0.0:
             values = gated(gate, up, dtype)
         else:
@@ -104,7 +150,10 @@ def _gate(
 @triton.jit(do_not_specialize=["num_rows"])
 def _down(
     x,  # [num_rows * TOP_K, in_size]
-    weight,  # [experts, out_size, in_size]
+    weight,  # of experts, each [out_size, in_size]
+    ratios,
+    offsets,
+    scales,
     bias,  # [experts, out_size], read if HAS_BIAS
     output,  # [num_rows * TOP_K, out_size]
     experts,  # [num_rows, TOP_K]
@@ -113,21 +162,28 @@ def _down(
     num_rows,
     in_size,
     out_size,
+    num_blocks,
     HAS_BIAS: tl.constexpr,
     FROM_PAIRS: tl.constexpr,
+    KIND: tl.constexpr,
+    STEPS: tl.constexpr,
+    PARTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
     IN_FLOAT32: tl.constexpr,
 ):
     expert, group, count = group_of(experts, groups, counts, num_rows, FROM_PAIRS)
-    own, outs = weight + expert * out_size * in_size, tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    outs = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     for first in range(0, count, BLOCK_ROWS):
         numbers = first + tl.arange(0, BLOCK_ROWS)
         is_row = numbers < count
         pairs = tl.load(group + numbers, mask=is_row, other=0).to(tl.int64)
         # Tiles past the end read the first outputs again, so that no load of the weight is masked.
-        sums = sums_of(x, own, outs % out_size, pairs, is_row, in_size, BLOCK_IN, IN_FLOAT32)
+        sums = expert_sums(
+            x, weight, ratios, offsets, scales, expert, outs % out_size, out_size, num_blocks,
+            pairs, is_row, in_size, KIND, STEPS, PARTS, BLOCK_IN, IN_FLOAT32,
+        )  # fmt: skip
         if HAS_BIAS:
             sums += tl.load(bias + expert * out_size + outs % out_size).to(tl.float32)[:, None]
         is_wanted = is_row[None, :] & (outs < out_size)[:, None]
@@ -159,50 +215,70 @@ def block_in(size: int) -> int:
     return block
 
 
-def mix_experts(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTensors, gate: Gate) -> Tensor:
+def operands_of(weights: Tensor | NarrowStack) -> tuple[tuple[Tensor, ...], int, dict[str, Any]]:
+    """(what kernels read of the weights of experts, how many blocks of inputs there are, how they read it)."""
+    if isinstance(weights, NarrowStack):
+        weight = weights.weight
+        tensors = weight.words, weight.ratios, weight.offsets, weight.scales
+        own = {"KIND": weight.kind, "STEPS": num_steps(weight.kind), "PARTS": weight.parts, "BLOCK_OUT": TILE, "BLOCK_IN": 0}
+        return tensors, weight.words.shape[1], own
+    own = {"KIND": "wide", "STEPS": 0, "PARTS": 0, "BLOCK_OUT": BLOCK_OUT, "BLOCK_IN": block_in(weights.shape[2])}
+    return (weights,) * 4, 0, own
+
+
+def num_warps(block_out: int, block_rows: int) -> int:
+    """As many as have registers for the sums."""
+    return 8 if block_out * block_rows > BLOCK_OUT * MOST_BLOCK_ROWS else 4
+
+
+def mix_experts(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTensors | NarrowExperts, gate: Gate) -> Tensor:
     """[R, H] from x [R, H], shares and experts [R, top_k] of `route`."""
-    (num_rows, hidden_size), top_k = x.shape, experts.shape[1]
-    count, _, size = weights.down.shape
+    (num_rows, hidden_size), top_k, count, size = x.shape, experts.shape[1], weights.count, weights.size
     num_pairs = num_rows * top_k
     groups, counts = experts.new_empty(count, num_rows), experts.new_empty(count)
     _group[(count,)](experts, groups, counts, num_rows, num_pairs, BLOCK=GROUP_BLOCK)
+    # Twice the rows that an expert has on average, so that few have more than are multiplied at a time.
+    block_rows = min(MOST_BLOCK_ROWS, padded(2 * triton.cdiv(num_pairs, count), least=16))
     tiling = {
         "HAS_BIAS": weights.down_bias is not None,
         "FROM_PAIRS": num_pairs < count,
-        # Twice the rows that an expert has on average, so that few have more than are multiplied at a time.
-        "BLOCK_ROWS": min(MOST_BLOCK_ROWS, padded(2 * triton.cdiv(num_pairs, count), least=16)),
-        "BLOCK_OUT": BLOCK_OUT,
+        "BLOCK_ROWS": block_rows,
         "IN_FLOAT32": IS_INTERPRETED,
-        "num_warps": 4,
         "num_stages": 4,
     }
     grouping, programs = (experts, groups, counts, num_rows), min(num_pairs, count)
     activations, added = x.new_empty(num_pairs, size), x.new_empty(num_pairs, hidden_size)
-    _gate[(programs, triton.cdiv(size, BLOCK_OUT // 2))](
+    tensors, num_blocks, reading = operands_of(weights.gate_and_up)
+    _gate[(programs, triton.cdiv(size, reading["BLOCK_OUT"] // 2))](
         x.contiguous(),
-        weights.gate_and_up,
+        *tensors,
         shares if weights.gate_and_up_bias is None else weights.gate_and_up_bias,
         activations,
         *grouping,
         hidden_size,
         size,
+        num_blocks,
         TOP_K=top_k,
         ALPHA=gate.alpha,
         LIMIT=gate.limit,
         SHIFT=gate.shift,
-        BLOCK_IN=block_in(hidden_size),
+        **reading,
         **tiling,
+        num_warps=num_warps(reading["BLOCK_OUT"], block_rows),
     )
-    _down[(programs, triton.cdiv(hidden_size, BLOCK_OUT))](
+    tensors, num_blocks, reading = operands_of(weights.down)
+    _down[(programs, triton.cdiv(hidden_size, reading["BLOCK_OUT"]))](
         activations,
-        weights.down,
+        *tensors,
         shares if weights.down_bias is None else weights.down_bias,
         added,
         *grouping,
         size,
         hidden_size,
-        BLOCK_IN=block_in(size),
+        num_blocks,
+        **reading,
         **tiling,
+        num_warps=num_warps(reading["BLOCK_OUT"], block_rows),
     )
     output = torch.empty_like(x)
     block = min(SUM_BLOCK, padded(hidden_size))

@@ -16,7 +16,7 @@ from eagle_rt.kernels.narrow import NarrowWeight, num_steps
 from eagle_rt.kernels.triton.common import padded, rounded
 from eagle_rt.kernels.triton.narrow_sums import narrow_sums
 
-TILE, WORDS = tl.constexpr(narrow.TILE), tl.constexpr(narrow.WORDS)
+TILE = tl.constexpr(narrow.TILE)
 MOST_BLOCK_ROWS, ADDED_BLOCK = 64, 1024
 # So many programs at least keep a processor of a GPU reading; a program has so many blocks at least.
 PROGRAMS_ON_EACH, LEAST_BLOCKS = 2, 4
@@ -47,21 +47,8 @@ def _narrow_product(
     tile, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * split_blocks
     rows = tl.program_id(2) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     is_row = rows < num_rows
-    blocks = tile * num_blocks * TILE
-    sums = narrow_sums(
-        x,
-        words + blocks * WORDS,
-        ratios + blocks * PARTS,
-        offsets + blocks * PARTS,
-        first,
-        tl.minimum(first + split_blocks, num_blocks),
-        rows,
-        is_row,
-        in_size,
-        KIND,
-        STEPS,
-        PARTS,
-    )
+    last = tl.minimum(first + split_blocks, num_blocks)
+    sums = narrow_sums(x, words, ratios, offsets, tile, num_blocks, first, last, rows, is_row, in_size, KIND, STEPS, PARTS)
     outs = tile * TILE + tl.arange(0, TILE)
     is_out = outs < out_size
     places = rows.to(tl.int64)[None, :] * out_size + outs[:, None]

@@ -63,9 +63,11 @@ def numbers_of(words, offset, step: tl.constexpr, KIND: tl.constexpr):
 @triton.jit
 def narrow_sums(
     x,  # [.., in_size]
-    words,  # of a tile, as below
+    words,
     ratios,
     offsets,
+    tile,
+    num_blocks,
     first,
     last,
     rows,
@@ -75,9 +77,10 @@ def narrow_sums(
     STEPS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """[TILE, rows] float32 products of rows of x, where is_row, and the outputs of a tile of a `NarrowWeight`, of its blocks from
-    `first` to before `last`, without the scales of the outputs."""
-    outs = tl.arange(0, TILE)
+    """[TILE, rows] float32 products of rows of x, where is_row, and outputs of a tile (int64) of a `NarrowWeight`, without their
+    scales, of blocks from `first` to before `last`."""
+    outs, before = tl.arange(0, TILE), tile * num_blocks * TILE
+    words, ratios, offsets = words + before * WORDS, ratios + before * PARTS, offsets + before * PARTS
     inputs, places = tl.arange(0, STEP_INPUTS), outs[:, None] * WORDS + tl.arange(0, WORDS)[None, :]
     sums = tl.zeros([TILE, rows.shape[0]], tl.float32)
     for block in range(first, last):
