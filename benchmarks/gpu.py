@@ -24,6 +24,7 @@ from benchmarks.gpu_bench import Bench, Rows
 from benchmarks.gpu_parts import PARTS
 from eagle_rt.bench.grow.shapes import SHAPES
 from eagle_rt.bench.report import print_table
+from eagle_rt.config import QUANTIZATIONS
 from eagle_rt.resolve import DTYPES
 
 
@@ -32,6 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--shape", choices=["builtin", *SHAPES], default="llama-3.1-8b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16")
+    parser.add_argument("--quantization", choices=list(QUANTIZATIONS), default="none", help="of the target's weights")
     parser.add_argument("--attention-backend", default="triton", choices=["torch", "triton", "flashinfer"])
     parser.add_argument("--enable-torch-compile", action="store_true")
     parser.add_argument("--max-total-tokens", type=int, default=60_000)

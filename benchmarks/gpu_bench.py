@@ -34,6 +34,7 @@ class Bench:
         self.base = EngineConfig(
             device=args.device,
             dtype=args.dtype,
+            quantization=args.quantization,
             speculative_algorithm="EAGLE3",
             speculative_fit_check="off",
             attention_backend=args.attention_backend,
@@ -49,7 +50,8 @@ class Bench:
         if self.args.shape == "builtin":
             return load_models(self.base, self.info)
         context = 20480
-        return grown_models(SHAPES[self.args.shape], self.info, DTYPES[self.args.dtype], self.device, context)
+        dtype, quantization = DTYPES[self.args.dtype], self.args.quantization
+        return grown_models(SHAPES[self.args.shape], self.info, dtype, self.device, context, quantization)
 
     @property
     def heads(self) -> tuple[int, int, int]:

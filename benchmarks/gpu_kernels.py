@@ -18,10 +18,13 @@ from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.triton import TritonAttention
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.experts import ExpertTensors
+from eagle_rt.kernels.narrow import BITS, NarrowWeight, narrowed
+from eagle_rt.kernels.narrow_experts import narrow_experts
 from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
 from eagle_rt.kernels.triton.gated_product import gated_product
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
 from eagle_rt.kernels.triton.mix_experts import mix_experts
+from eagle_rt.kernels.triton.narrow_product import narrow_product
 from eagle_rt.kernels.triton.route import route
 from eagle_rt.kernels.triton.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.triton.top_children import top_children
@@ -124,8 +127,9 @@ def tiling_row(
 
 
 def product_rows(device: str, dtype: torch.dtype, num_rows: int, shapes: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
-    """Microseconds of x W^T by torch's product and by our wide one, for W of such shapes [out, in], and of both with the gate that
-    follows a product of gate and up. Weights take turns, so that no cache but the GPU's memory holds what is read."""
+    """Microseconds of x W^T by torch's product and by our wide one, for W of such shapes [out, in], of both with the gate that
+    follows a product of gate and up, and with weights of few bits, as many as fill the same memory. Weights take turns, so that no
+    cache but the GPU's memory holds what is read."""
     for name, (out_size, in_size) in shapes.items():
         num_bytes = out_size * in_size * dtype.itemsize
         num_weights = max(2, LEAST_READ // num_bytes) if device == "cuda" else 1
@@ -138,12 +142,18 @@ def product_rows(device: str, dtype: torch.dtype, num_rows: int, shapes: dict[st
         for kind, product in kinds.items():
             seconds = seconds_of(partial(multiply_all, product, x, weights), device)
             row[f"{kind}_us"] = round(1e6 * seconds / num_weights, 2)
+        for kind, make in NARROW.items():
+            narrow = make(weights[0])
+            num_more = num_weights * dtype.itemsize * 8 // BITS[narrow.kind] - 1 if device == "cuda" else 0
+            copies = [narrow, *(copy_of(narrow) for _ in range(num_more))]
+            seconds = seconds_of(partial(multiply_all, narrow_product_alone, x, copies), device)
+            row |= {f"{kind}_us": round(1e6 * seconds / len(copies), 2), f"{kind}_bytes": sum(map(bytes_of, parts_of(narrow)))}
         yield row
 
 
 def expert_row(device: str, dtype: torch.dtype, num_rows: int, hidden: int, shape: ExpertShape) -> dict[str, Any]:
-    """Microseconds of routing and mixing the experts of one layer, and the bytes of those that some row takes. Layers take turns,
-    so that no cache but the GPU's memory holds what is read."""
+    """Microseconds of routing and mixing the experts of one layer, as they are and rounded to four bits, and the bytes of those
+    that some row takes. Layers take turns, so that no cache but the GPU's memory holds what is read."""
     num_bytes = 3 * hidden * shape.intermediate_size * dtype.itemsize
     num_layers = max(2, LEAST_READ // (shape.count * num_bytes)) if device == "cuda" else 1
     count, size = shape.count, shape.intermediate_size
@@ -156,14 +166,57 @@ def expert_row(device: str, dtype: torch.dtype, num_rows: int, hidden: int, shap
     def routed(weights: ExpertTensors) -> tuple[Tensor, Tensor]:
         return route(x @ weights.router.t(), shape.mixing.top_k, shape.mixing.normalizes)
 
-    def mix_all() -> None:
-        for weights in layers:
-            mix_experts(x, *routed(weights), weights, shape.mixing.gate)
+    def mix_all(experts: list[Any]) -> None:
+        for weights, own in zip(layers, experts, strict=True):
+            mix_experts(x, *routed(weights), own, shape.mixing.gate)
 
     taken = [len(routed(weights)[1].unique()) for weights in layers]
-    seconds = seconds_of(mix_all, device) / num_layers
+    narrow = [narrow_experts(weights, shape.mixing, "int4") for weights in layers]
+    seconds, narrow_seconds = (seconds_of(partial(mix_all, experts), device) / num_layers for experts in (layers, narrow))
     num_taken = sum(taken) / num_layers
-    return {"us": round(1e6 * seconds, 1), "experts": round(num_taken, 1), "bytes": round(num_taken * num_bytes)}
+    return {
+        "us": round(1e6 * seconds, 1),
+        "int4_us": round(1e6 * narrow_seconds, 1),
+        "experts": round(num_taken, 1),
+        "bytes": round(num_taken * num_bytes),
+    }
+
+
+def on_eight_levels(weight: Tensor) -> Tensor:
+    """As gptq stores a weight, whose groups of 128 have one scale: rounded to whole numbers of an eighth of the largest."""
+    groups = weight.float().unflatten(1, (-1, min(128, weight.shape[1])))
+    steps = groups.abs().amax(2, keepdim=True) / 7
+    return (groups / steps).round_().mul_(steps).flatten(1)
+
+
+# Weights of few bits as they are rounded here, and as gptq and fp8 checkpoints store them.
+NARROW: dict[str, Callable[[Tensor], NarrowWeight]] = {
+    "int8": lambda weight: must(narrowed(weight, "int8")),
+    "int4": lambda weight: must(narrowed(weight, "int4")),
+    "gptq": lambda weight: must(narrowed(on_eight_levels(weight), "stored")),
+    "fp8": lambda weight: must(narrowed((100 * weight.float()).to(torch.float8_e4m3fn).float(), "stored")),
+}
+
+
+def must(narrow: NarrowWeight | None) -> NarrowWeight:
+    assert narrow
+    return narrow
+
+
+def parts_of(narrow: NarrowWeight) -> tuple[Tensor, ...]:
+    return narrow.words, narrow.ratios, narrow.offsets, narrow.scales
+
+
+def copy_of(narrow: NarrowWeight) -> NarrowWeight:
+    return NarrowWeight(narrow.kind, narrow.out_size, narrow.in_size, *(own.clone() for own in parts_of(narrow)))
+
+
+def bytes_of(values: Tensor) -> int:
+    return values.numel() * values.element_size()
+
+
+def narrow_product_alone(x: Tensor, weight: NarrowWeight) -> Tensor:
+    return narrow_product(x, weight, None)
 
 
 def torch_product(x: Tensor, weight: Tensor) -> Tensor:
@@ -174,7 +227,7 @@ def wide_product_and_gate(x: Tensor, weight: Tensor) -> Tensor:
     return silu_and_mul(wide_product(x, weight))
 
 
-def multiply_all(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: list[Tensor]) -> None:
+def multiply_all(product: Callable[[Tensor, Any], Tensor], x: Tensor, weights: list[Any]) -> None:
     for weight in weights:
         product(x, weight)
 

@@ -23,7 +23,7 @@ from benchmarks.mixed_load import mixed_load
 from eagle_rt.bench.lossless import gaps_where_parted
 from eagle_rt.bench.sweep import Measurement, Setting, core_for, measure_once, rows
 from eagle_rt.bench.workload import Workload
-from eagle_rt.engine.load import num_weights
+from eagle_rt.engine.load import weight_bytes
 from eagle_rt.engine.prepare import decode_sequences
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
@@ -95,7 +95,7 @@ def step_bytes(bench: Bench, tree: TreeShape, context: int) -> int:
     """What a step must read at least: the target once, and for every pass of the head its layer and output layer; and the cache."""
     models, itemsize = bench.models, bench.models.dtype.itemsize
     spec = models.spec
-    total = num_weights(spec) * itemsize
+    total = weight_bytes(spec, models.dtype, models.quantization)
     total += 2 * spec.num_layers * spec.shape.num_kv_heads * spec.shape.head_dim * context * itemsize
     if tree != NO_SPECULATION and models.head:
         shape = models.head.shape

@@ -112,7 +112,7 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
     quantization = resolve_quantization(config, spec, torch.empty(0, dtype=dtype, device=config.device))
     require_room(spec, dtype, config.device, config.tensor_parallel_size, quantization)
-    if quantization in BITS:
+    if is_rounded(quantization):
         notes.append(f"--quantization {quantization}: the model's weights are rounded to {BITS[quantization]} bits")
     if config.tensor_parallel_size > 1:
         notes.append(f"--tensor-parallel-size {config.tensor_parallel_size}: so many processes hold the model together")
@@ -167,16 +167,14 @@ def require_room(
     """Raises ValueError if the target's weights alone, or the first shard's of so many, are more than the GPU has free."""
     if device != "cuda":
         return
-    outside = spec.vocab_size * spec.shape.hidden_size
-    layers = num_weights(spec, of_all_experts=True) - outside
-    is_whole = 8 * dtype.itemsize
-    bits = {"int8": 8, "int4": FOUR_BITS, "stored": spec.storage.bits if spec.storage else is_whole}.get(quantization, is_whole)
-    outside *= 1 if spec.tie_word_embeddings else 2
-    needed, (free, total) = (int(layers * bits / 8) + outside * dtype.itemsize) // num_shards, torch.cuda.mem_get_info()
+    is_shared = spec.tie_word_embeddings and not is_rounded(quantization)
+    embeddings = 0 if is_shared else spec.vocab_size * spec.shape.hidden_size * dtype.itemsize
+    held = weight_bytes(spec, dtype, quantization, of_all_experts=True) + embeddings
+    needed, (free, total) = held // num_shards, torch.cuda.mem_get_info()
     if needed > free:
         raise ValueError(
             f"the target's weights take {needed / 2**30:.1f} GiB in {str(dtype).removeprefix('torch.')}"
-            f"{'' if bits == is_whole else f' and {bits:g} bits'}, and the GPU has "
+            f"{'' if quantization == 'none' else ' and few bits'}, and the GPU has "
             f"{free / 2**30:.1f} of its {total / 2**30:.1f} GiB free: use a larger GPU, more of them "
             "(--tensor-parallel-size), a smaller model, --dtype bfloat16, or --quantization"
         )
@@ -246,6 +244,19 @@ def resolve_dtype(config: EngineConfig, spec: ModelSpec) -> torch.dtype:
         pays = has_own or (has_bfloat16_products() and num_weights(spec) >= MIN_BFLOAT16_WEIGHTS)
         return torch.bfloat16 if pays else torch.float32
     return spec.dtype if spec.dtype != torch.float32 else torch.bfloat16
+
+
+def is_rounded(quantization: Quantization) -> bool:
+    return quantization in BITS
+
+
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype, quantization: Quantization, *, of_all_experts: bool = False) -> int:
+    """About how many bytes `num_weights` are."""
+    whole, stored = 8 * dtype.itemsize, spec.storage.bits if spec.storage else 0
+    bits = {"none": whole, "int8": 8, "int4": FOUR_BITS, "stored": stored}[quantization]
+    outputs = spec.vocab_size * spec.shape.hidden_size
+    layers = num_weights(spec, of_all_experts=of_all_experts) - outputs
+    return (layers * bits + outputs * (8 if is_rounded(quantization) else whole)) // 8
 
 
 def num_weights(spec: ModelSpec, *, of_all_experts: bool = False) -> int:

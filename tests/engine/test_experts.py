@@ -89,6 +89,15 @@ def test_what_is_held_and_what_a_token_reads(one_dir: Path, monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 * held - 1, 2**30))
     with pytest.raises(ValueError, match=r"the target's weights take 0\.0 GiB in float32, and the GPU has"):
         require_room(spec, torch.float32, "cuda")
+    # Embeddings stay as they are, an output layer has eight bits at least, and each group of four-bit weights some more.
+    embeddings = 64 * checkpoints.VOCAB_SIZE
+    layers = held - 2 * embeddings
+    for quantization, num_bytes in (("int8", layers + embeddings), ("int4", layers * 5 // 8 + embeddings)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda num_bytes=num_bytes: (num_bytes + 4 * embeddings, 2**30))
+        require_room(spec, torch.float32, "cuda", 1, quantization)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda num_bytes=num_bytes: (num_bytes + 4 * embeddings - 1, 2**30))
+        with pytest.raises(ValueError, match=r"take 0\.0 GiB in float32 and few bits, and the GPU has"):
+            require_room(spec, torch.float32, "cuda", 1, quantization)
 
 
 def test_more_experts_than_there_are(one_dir: Path) -> None:
