@@ -136,7 +136,7 @@ def test_what_is_no_number_stays_so_and_takes_experts_that_there_are(
     assert torch.equal(experts[2:], alone[1])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     num_rows=st.sampled_from([1, 2, 7, 33, 70]),
     counts=COUNTS,
