@@ -44,9 +44,9 @@ class EngineConfig:
     )
     quantization: str = option(
         "model",
-        "int8, int4: the model's weights are rounded to eight or four bits, so that half or a third as much is read a token. Its "
-        "texts may be others then. Embeddings, norms and cache stay as they are. What a checkpoint has in four bits, or on a GPU in "
-        "fp8, is not rounded, and is held in them without this.",
+        "int8, int4: the model's weights are rounded to eight or four bits, so that half or a third as much is read a token. "
+        "Its texts may be others then. Embeddings, norms and cache stay as they are. What a checkpoint has in four bits, or on "
+        "a GPU in fp8, is not rounded, and is held in them without this.",
         "none",
         choices=list(QUANTIZATIONS),
     )
@@ -66,8 +66,8 @@ class EngineConfig:
     speculative_draft_model_revision: str | None = option("speculation", "Hub branch, tag or commit of the head.", None)
     speculative_draft_model_quantization: str = option(
         "speculation",
-        "int8: the head's weights are rounded to eight bits. Drafting reads half as much; the text stays the same, since the target "
-        "decides on every token. auto: int8 on a CPU with kernels for it.",
+        "int8: the head's weights are rounded to eight bits. Drafting reads half as much; the text stays the same, since the "
+        "target decides on every token. auto: int8 on a CPU with kernels for it.",
         "auto",
         choices=list(DRAFT_QUANTIZATIONS),
     )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eagle_rt.kernels.four_bits import E2M1, GROUP, FourBits, in_four_bits, not_zero, stored_four_bits
+from eagle_rt.kernels.four_bits import E2M1, GROUP, FourBits, in_four_bits, not_zero, rows_at_once, stored_four_bits
 
 # What the bits of a number stand for: 0 to 15 less what is nothing in its group, or less 8; E2M1 in halves; -128 to 127; E4M3
 # (OCP Microscaling Formats 1.0 and 8-bit Floating Point 1.0, 2023).
@@ -116,7 +116,7 @@ def rounded_to_int8(weight: Tensor) -> NarrowWeight:
     """Each output in steps of its own: 127 of them are its largest."""
     scales = weight.abs().amax(1).float() / 127
     numbers = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
-    for own, rows, steps in zip(*(whole.split(4096) for whole in (numbers, weight, not_zero(scales))), strict=True):
+    for own, rows, steps in zip(*(whole.split(rows_at_once(weight)) for whole in (numbers, weight, not_zero(scales))), strict=True):
         own.copy_((rows.float() / steps[:, None]).round_())
     return laid_out("int8", numbers.view(torch.uint8), scales, weight.shape[1])
 
@@ -127,31 +127,46 @@ def stored_e4m3(weight: Tensor) -> NarrowWeight | None:
     for group in (weight.shape[1], block_inputs("e4m3")):
         if weight.shape[1] % group:
             return None
-        groups = weight.unflatten(1, (-1, group))
-        if all(e4m3_steps(own) is not None for own in (groups[:1], groups)):  # where most weights part, the first output does
-            steps = e4m3_steps(groups)
-            assert steps is not None
+        # Where most weights part, the first output already does.
+        if e4m3_steps(weight[:1], group) is not None and (steps := e4m3_steps(weight, group)) is not None:
             scales = steps.amax(1)
-            ratios = None if group == weight.shape[1] else (steps / not_zero(scales)[:, None]).half()
-            used = (scales[:, None] if ratios is None else ratios.float() * scales[:, None])[..., None]
-            codes = (groups.float() / not_zero(used)).to(torch.float8_e4m3fn).flatten(1).view(torch.uint8)
-            return laid_out("e4m3", codes, scales, weight.shape[1], None if ratios is None else ratios[..., None])
+            if group == weight.shape[1]:
+                return laid_out("e4m3", e4m3_codes(weight, steps), scales, weight.shape[1])
+            ratios = (steps / not_zero(scales)[:, None]).half()
+            codes = e4m3_codes(weight, ratios.float() * scales[:, None])
+            return laid_out("e4m3", codes, scales, weight.shape[1], ratios[..., None])
     return None
 
 
-def e4m3_steps(groups: Tensor) -> Tensor | None:
-    """[out, groups] what each number of groups [out, groups, of a group] is to be divided by to be in E4M3, by least squares."""
-    groups = groups.float()
-    largest = groups.abs().amax(2, keepdim=True)
-    steps, is_found = torch.zeros_like(largest[..., 0]), largest[..., 0] == 0
-    for size in E4M3_SIZES:
-        numbers = groups * (size / largest)
-        nearest = numbers.to(torch.float8_e4m3fn).float()
-        lies = ((numbers - nearest).abs() <= E4M3_ROUNDING * numbers.abs()).all(2) & ~is_found
-        own_steps = (nearest * groups).sum(2) / (nearest * nearest).sum(2)
-        steps = torch.where(lies, own_steps, steps)
-        is_found |= lies
-    return steps if is_found.all() else None
+def e4m3_steps(weight: Tensor, group: int) -> Tensor | None:
+    """[out, groups] what each number of a weight is to be divided by to be in E4M3, by least squares; None where there are groups
+    of so many inputs of which that cannot be said."""
+    found = []
+    for rows in weight.split(rows_at_once(weight)):
+        groups = rows.float().unflatten(1, (-1, group))
+        largest = groups.abs().amax(2, keepdim=True)
+        steps, is_found = torch.zeros_like(largest[..., 0]), largest[..., 0] == 0
+        for size in E4M3_SIZES:
+            numbers = groups * (size / largest)
+            nearest = numbers.to(torch.float8_e4m3fn).float()
+            lies = ((numbers - nearest).abs() <= E4M3_ROUNDING * numbers.abs()).all(2) & ~is_found
+            own_steps = (nearest * groups).sum(2) / (nearest * nearest).sum(2)
+            steps = torch.where(lies, own_steps, steps)
+            is_found |= lies
+        if not is_found.all():
+            return None
+        found.append(steps)
+    return torch.cat(found)
+
+
+def e4m3_codes(weight: Tensor, steps: Tensor) -> Tensor:
+    """uint8 as weight, of groups [out, groups] of such steps."""
+    codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    size = rows_at_once(weight)
+    for own, rows, own_steps in zip(*(whole.split(size) for whole in (codes, weight, not_zero(steps))), strict=True):
+        numbers = rows.float().unflatten(1, (steps.shape[1], -1)) / own_steps[..., None]
+        own.copy_(numbers.flatten(1).to(torch.float8_e4m3fn).view(torch.uint8))
+    return codes
 
 
 def laid_out(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eagle_rt.kernels import narrow_product
+from eagle_rt.kernels import four_bits, narrow_product
 from eagle_rt.kernels.four_bits import E2M1, GROUP
 from eagle_rt.kernels.narrow import TILE, NarrowWeight, block_inputs, narrowed
 from eagle_rt.kernels.narrow_product import NarrowProduct
@@ -58,8 +58,11 @@ def random_narrow(how: str, out_size: int, in_size: int, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("how", STORED)
-def test_a_weight_that_was_stored_in_few_bits_is_held_in_them(how: str, dtype: torch.dtype) -> None:
+def test_a_weight_that_was_stored_in_few_bits_is_held_in_them(
+    how: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its numbers are the same but for the size of steps, which float16 holds, of weights that may have been rounded before."""
+    monkeypatch.setattr(four_bits, "AT_ONCE", 9 * BLOCK)
     exact = stored(how, TILE + 5, 3 * BLOCK)
     narrow = narrowed(exact.to(dtype), "stored")
     assert narrow
@@ -70,7 +73,8 @@ def test_a_weight_that_was_stored_in_few_bits_is_held_in_them(how: str, dtype: t
 
 
 @pytest.mark.parametrize("how", ROUNDED)
-def test_a_weight_is_rounded_by_half_a_step_at_most(how: str) -> None:
+def test_a_weight_is_rounded_by_half_a_step_at_most(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(four_bits, "AT_ONCE", 9 * BLOCK)
     weight = torch.randn(TILE + 5, 3 * BLOCK + GROUP)
     narrow = narrowed(weight, how)
     assert narrow
