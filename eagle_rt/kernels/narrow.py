@@ -58,10 +58,9 @@ class NarrowWeight:
         """[out, in] float32."""
         bits, steps = BITS[self.kind], num_steps(self.kind)
         words = self.words.transpose(1, 2).flatten(0, 1)  # [outputs, blocks, WORDS]
-        shifts = torch.arange(steps, device=words.device)[:, None, None] * bits + torch.arange(
-            0, WORD_BITS, 16, device=words.device
-        )
-        codes = words[:, :, None, :, None] >> shifts & (1 << bits) - 1  # [outputs, blocks, steps, WORDS, 2]
+        shifts = bits * torch.arange(steps)[:, None, None] + torch.tensor([0, 16])
+        # [outputs, blocks, steps, WORDS, 2]
+        codes = words[:, :, None, :, None] >> shifts.to(words.device) & (1 << bits) - 1
         groups = self._values(codes).flatten(3)
         if self.parts:
             groups = groups.unflatten(2, (self.parts, -1))
@@ -90,12 +89,10 @@ def narrowed(weight: Tensor, quantization: str) -> NarrowWeight | None:
     stored in any that are known here."""
     if quantization == "int8":
         return rounded_to_int8(weight)
-    if quantization == "int4":
-        return of_four_bits(in_four_bits(weight), weight.shape[1])
     for group in (block_inputs("int4"), GROUP):
         if found := stored_four_bits(weight, group):
             return of_four_bits(found, weight.shape[1])
-    return stored_e4m3(weight)
+    return of_four_bits(in_four_bits(weight), weight.shape[1]) if quantization == "int4" else stored_e4m3(weight)
 
 
 def of_four_bits(weight: FourBits, in_size: int) -> NarrowWeight:
