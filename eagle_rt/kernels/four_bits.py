@@ -114,7 +114,7 @@ def steps_of_groups(groups: Tensor, levels: Levels) -> tuple[bool, Tensor, Tenso
         most_off = (groups * (size / largest)).sub_(wholes).abs_().amax(2)
         own_nothings = -wholes.amin(2).clamp(max=0) if levels.nothing is None else torch.full_like(steps, levels.nothing)
         places = wholes + own_nothings[..., None]
-        is_inside = (places >= 0) & (places < len(is_level))
+        is_inside = places < len(is_level)
         lies = (most_off < ROUNDING) & (is_inside & is_level[torch.where(is_inside, places, 0).long()]).all(2) & ~is_found
         own_steps = (wholes * groups).sum(2) / (wholes * wholes).sum(2)
         steps, nothings = torch.where(lies, own_steps, steps), torch.where(lies, own_nothings, nothings)

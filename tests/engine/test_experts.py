@@ -1,5 +1,6 @@
 """Engines whose target has experts: all that holds for others holds for them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import checkpoints
@@ -94,10 +95,12 @@ def test_what_is_held_and_what_a_token_reads(one_dir: Path, monkeypatch: pytest.
     layers = held - 2 * embeddings
     for quantization, num_bytes in (("int8", layers + embeddings), ("int4", layers * 5 // 8 + embeddings)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda num_bytes=num_bytes: (num_bytes + 4 * embeddings, 2**30))
-        require_room(spec, torch.float32, "cuda", 1, quantization)
+        for own in (spec, replace(spec, tie_word_embeddings=True)):
+            require_room(own, torch.float32, "cuda", 1, quantization)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda num_bytes=num_bytes: (num_bytes + 4 * embeddings - 1, 2**30))
-        with pytest.raises(ValueError, match=r"take 0\.0 GiB in float32 and few bits, and the GPU has"):
-            require_room(spec, torch.float32, "cuda", 1, quantization)
+        for own in (spec, replace(spec, tie_word_embeddings=True)):
+            with pytest.raises(ValueError, match=r"take 0\.0 GiB in float32 and few bits, and the GPU has"):
+                require_room(own, torch.float32, "cuda", 1, quantization)
 
 
 def test_more_experts_than_there_are(one_dir: Path) -> None:

@@ -195,7 +195,8 @@ def test_a_weight_that_was_stored_in_four_bits_is_not_rounded_again(
 def test_compiled_functions_find_the_levels_that_their_twins_find(
     levels: tuple[int, ...], nothing: int | None, group: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = [on_levels(levels, nothing, dtype)[1], torch.randn(5, 4 * GROUP).to(dtype), torch.zeros(2, 4 * GROUP).to(dtype)]
+    others = torch.randn(5, 4 * GROUP), torch.zeros(2, 4 * GROUP), torch.randint(-1, 2, (3, 4 * GROUP))
+    weights = [on_levels(levels, nothing, dtype)[1], *(own.to(dtype) for own in others)]
     weights[0][3, :GROUP] = 0
     found = [stored_four_bits(weight, group) for weight in weights]
     monkeypatch.setattr(four_bits, "is_compiled", lambda weight: False)

@@ -1,6 +1,7 @@
 """Weights of few bits as a GPU's kernels read them: how a weight becomes one, and products with it, in the interpreter on a CPU."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,6 +73,16 @@ def test_a_weight_that_was_stored_in_few_bits_is_held_in_them(
     assert ((narrow.widened() - exact).abs() <= relative * exact.abs() + beside_the_largest).all()
 
 
+@pytest.mark.parametrize(("least", "most", "kind"), [(-8, 7, "int4"), (-9, 6, "offset4"), (-7, 8, "offset4")])
+def test_what_is_nothing_is_left_out_where_it_is_always_the_same(least: int, most: int, kind: str) -> None:
+    weight = torch.randint(least, most + 1, (TILE, BLOCK)).float()
+    weight[0, :2] = torch.tensor([least, most])
+    narrow = narrowed(weight, "stored")
+    assert narrow
+    assert (narrow.kind, len(narrow.words)) == (kind, 1)
+    torch.testing.assert_close(narrow.widened(), weight, rtol=2**-11, atol=0)
+
+
 @pytest.mark.parametrize("how", ROUNDED)
 def test_a_weight_is_rounded_by_half_a_step_at_most(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(four_bits, "AT_ONCE", 9 * BLOCK)
@@ -132,8 +143,11 @@ def test_products_of_any_shape(how: str, sizes: tuple[int, int, int], dtype: tor
 
 def test_sums_are_split_alike_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a row comes out the same in any tree."""
-    narrow = random_narrow("gptq", 7, 24 * BLOCK, torch.bfloat16)
-    x = torch.randint(-2, 3, (70, 24 * BLOCK), device=DEVICE).bfloat16()
+    narrow = random_narrow("gptq", 7, 25 * BLOCK, torch.bfloat16)
+    # What lies behind a weight belongs to others.
+    behind = torch.full_like(narrow.ratios, torch.nan)
+    narrow = replace(narrow, ratios=torch.cat((narrow.ratios, behind))[:1])
+    x = torch.randint(-2, 3, (70, 25 * BLOCK), device=DEVICE).bfloat16()
     for count in (1, 2, 100):
         monkeypatch.setattr(kernels, "num_processors", lambda device, count=count: count)
         together = kernels.narrow_product(x, narrow, None)

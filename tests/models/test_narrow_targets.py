@@ -13,11 +13,14 @@ from eagle_rt.engine import load
 from eagle_rt.kernels import dispatch, experts, narrow_experts, narrow_product, products
 from eagle_rt.kernels.narrow_product import NarrowProduct
 from eagle_rt.kernels.opaque import living
+from eagle_rt.kernels.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.triton import narrow_product as kernels
 from eagle_rt.kernels.triton.mix_experts import mix_experts
 from eagle_rt.kernels.triton.route import route
 from eagle_rt.kernels.triton.widen import widen
+from eagle_rt.models import layers
 from eagle_rt.models.decoder import Decoder, load_decoder
+from eagle_rt.models.layers import Linear
 from eagle_rt.models.spec import model_spec, read_config
 from models.test_quantized_checkpoints import write, write_mxfp4
 
@@ -119,3 +122,13 @@ def test_a_head_may_have_eight_bits(target_dir: Path, head_dir: Path) -> None:
         head = load.load_models(config, load.model_info(config)).head
         assert head
         assert isinstance(head._lm_head.product, NarrowProduct) == is_rounded
+
+
+@pytest.mark.usefixtures("with_kernels")
+def test_none_is_widened_for_a_wide_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "is_wide", lambda weight: True)
+    asked: list[str] = []
+    monkeypatch.setattr(dispatch, "triton_kernel", lambda name, x: asked.append(name))
+    linear, x = Linear(torch.randn(2 * 24, 64).bfloat16(), None, "int8"), torch.randn(3, 64).bfloat16()
+    torch.testing.assert_close(linear.gated(x), silu_and_mul(x @ linear.weight.t()), rtol=0.05, atol=0.5)
+    assert asked == ["silu_and_mul"] * 2
