@@ -36,6 +36,7 @@ PARITY_TESTS = [
     "kernels/test_triton_kernels",
     "kernels/test_triton_tree_attention",
     "kernels/test_experts",
+    "kernels/test_narrow_weights",
     "engine/test_launching_on_gpu",
 ]
 

@@ -26,8 +26,9 @@ from eagle_rt.engine.load import LoadedModels, load_models, model_info
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.prepare import penalties_of
 from eagle_rt.engine.request import Request
+from eagle_rt.kernels.narrow import narrowed
 from eagle_rt.kernels.noise import gumbel_noise
-from eagle_rt.kernels.products import Quantization, of_output_layer, product_with
+from eagle_rt.kernels.products import Quantization, of_output_layer
 from eagle_rt.models.reading import read_texts
 from eagle_rt.resolve import resolve_device
 from eagle_rt.speculate.costs import StepCosts
@@ -153,9 +154,9 @@ def round_weights(model: PreTrainedModel, quantization: Quantization) -> None:
     """To what so few bits hold of them, so that gaps are those of the model that is served, nearly."""
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            product = product_with(module.weight, None, of_output_layer(quantization) if name == "lm_head" else quantization)
-            assert product
-            module.weight = torch.nn.Parameter(product.unpacked(), requires_grad=False)
+            narrow = narrowed(module.weight.float(), of_output_layer(quantization) if name == "lm_head" else quantization)
+            if narrow:
+                module.weight = torch.nn.Parameter(narrow.widened().to(module.weight.dtype), requires_grad=False)
 
 
 @torch.inference_mode()
