@@ -182,8 +182,8 @@ def expert_row(device: str, dtype: torch.dtype, num_rows: int, hidden: int, shap
     }
 
 
-def on_eight_levels(weight: Tensor) -> Tensor:
-    """As gptq stores a weight, whose groups of 128 have one scale: rounded to whole numbers of an eighth of the largest."""
+def on_gptq_levels(weight: Tensor) -> Tensor:
+    """As gptq stores a weight, whose groups of 128 have one scale: rounded to whole numbers of a seventh of the largest."""
     groups = weight.float().unflatten(1, (-1, min(128, weight.shape[1])))
     steps = groups.abs().amax(2, keepdim=True) / 7
     return (groups / steps).round_().mul_(steps).flatten(1)
@@ -193,7 +193,7 @@ def on_eight_levels(weight: Tensor) -> Tensor:
 NARROW: dict[str, Callable[[Tensor], NarrowWeight]] = {
     "int8": lambda weight: must(narrowed(weight, "int8")),
     "int4": lambda weight: must(narrowed(weight, "int4")),
-    "gptq": lambda weight: must(narrowed(on_eight_levels(weight), "stored")),
+    "gptq": lambda weight: must(narrowed(on_gptq_levels(weight), "stored")),
     "fp8": lambda weight: must(narrowed((100 * weight.float()).to(torch.float8_e4m3fn).float(), "stored")),
 }
 

@@ -57,11 +57,13 @@ class FourBits:
 
 
 def in_four_bits(weight: Tensor) -> FourBits:
-    """A weight [out, in] in the four bits that it was stored in, if it was, or else rounded to the nearest of sixteen whole numbers
-    of steps that reach from the least of its group, or 0, to the largest."""
-    stored = stored_four_bits(weight)
-    if stored:
-        return stored
+    """A weight [out, in] in the four bits that it was stored in, if it was, or else rounded."""
+    return stored_four_bits(weight) or rounded_to_four_bits(weight)
+
+
+def rounded_to_four_bits(weight: Tensor) -> FourBits:
+    """A weight [out, in] as the nearest of sixteen whole numbers of steps that reach from the least of its group, or 0, to the
+    largest."""
     weight = in_groups(weight, GROUP)
     groups = weight.unflatten(1, (-1, GROUP))
     least, most = groups.amin(2).clamp(max=0).float(), groups.amax(2).clamp(min=0).float()

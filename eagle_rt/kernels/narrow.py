@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eagle_rt.kernels.four_bits import E2M1, GROUP, FourBits, in_four_bits, not_zero, rows_at_once, stored_four_bits
+from eagle_rt.kernels.four_bits import E2M1, GROUP, FourBits, not_zero, rounded_to_four_bits, rows_at_once, stored_four_bits
 
 # What the bits of a number stand for: 0 to 15 less what is nothing in its group, or less 8; E2M1 in halves; -128 to 127; E4M3
 # (OCP Microscaling Formats 1.0 and 8-bit Floating Point 1.0, 2023).
@@ -92,7 +92,7 @@ def narrowed(weight: Tensor, quantization: str) -> NarrowWeight | None:
     for group in (block_inputs("int4"), GROUP):
         if found := stored_four_bits(weight, group):
             return of_four_bits(found, weight.shape[1])
-    return of_four_bits(in_four_bits(weight), weight.shape[1]) if quantization == "int4" else stored_e4m3(weight)
+    return of_four_bits(rounded_to_four_bits(weight), weight.shape[1]) if quantization == "int4" else stored_e4m3(weight)
 
 
 def of_four_bits(weight: FourBits, in_size: int) -> NarrowWeight:

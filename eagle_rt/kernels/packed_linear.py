@@ -48,8 +48,7 @@ class OpaqueProduct(Opaque):
     """x W^T + b for x [R, in], of a weight that a compiler cannot hold.
 
     tiles: with which rows are multiplied. rows_at_once: so many are kept in registers, so that one more costs as much as several;
-    None where that is not known. num_bits: of a number of the weight, where these are fewer
-    than the model's precision has.
+    None where that is not known. num_bits: of a number of the weight, where these are fewer than the model's precision has.
     """
 
     num_bits: int | None = None
