@@ -6,7 +6,7 @@ from functools import partial
 from benchmarks.gpu_bench import Bench, Jobs, Rows
 from benchmarks.gpu_kernels import attention_row, expert_row, product_rows, small_kernel_rows, tiling_row
 from eagle_rt.kernels.experts import Mixing
-from eagle_rt.kernels.products import WIDE_INPUTS
+from eagle_rt.kernels.skinny import tile_for
 from eagle_rt.kernels.triton.tree_attention import Tiling
 from eagle_rt.models.spec import ExpertShape
 
@@ -62,8 +62,8 @@ def products(bench: Bench) -> Jobs:
             "gate_up": (2 * shape.intermediate_size, shape.hidden_size), "down": (shape.hidden_size, shape.intermediate_size),
             "lm_head": (vocab_size, shape.hidden_size),
         }  # fmt: skip
-        able = {name: sizes for name, sizes in shapes.items() if sizes[1] % WIDE_INPUTS == 0}
-        return list(product_rows(bench.device, bench.models.dtype, num_rows, able))
+        able = {name: sizes for name, sizes in shapes.items() if sizes[1] % tile_for(sizes[0]).ins == 0}
+        return list(product_rows(bench.device, bench.models.dtype, num_rows, able, bench.heads))
 
     return {f"{num_rows} rows": partial(multiplied, num_rows) for num_rows in ([2] if bench.is_quick else [1, 32, 8, 64])}
 

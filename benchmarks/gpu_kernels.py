@@ -20,16 +20,19 @@ from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.experts import ExpertTensors
 from eagle_rt.kernels.narrow import BITS, NarrowWeight, narrowed
 from eagle_rt.kernels.narrow_experts import narrow_experts
+from eagle_rt.kernels.skinny import TURNED_TILE
 from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
 from eagle_rt.kernels.triton.gated_product import gated_product
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
 from eagle_rt.kernels.triton.mix_experts import mix_experts
 from eagle_rt.kernels.triton.narrow_product import narrow_product
+from eagle_rt.kernels.triton.rotate_and_write import rotate_and_write
 from eagle_rt.kernels.triton.route import route
 from eagle_rt.kernels.triton.silu_and_mul import silu_and_mul
+from eagle_rt.kernels.triton.skinny_product import skinny_product
 from eagle_rt.kernels.triton.top_children import top_children
 from eagle_rt.kernels.triton.tree_attention import Tiling, tree_attention
-from eagle_rt.kernels.triton.wide_product import wide_product
+from eagle_rt.kernels.triton.turned_product import turned_product
 from eagle_rt.models.spec import ExpertShape
 
 # Of the cache, by timed layers together: several times what a GPU's own cache holds.
@@ -126,19 +129,23 @@ def tiling_row(
     }
 
 
-def product_rows(device: str, dtype: torch.dtype, num_rows: int, shapes: dict[str, tuple[int, int]]) -> Iterator[dict[str, Any]]:
-    """Microseconds of x W^T by torch's product and by our wide one, for W of such shapes [out, in], of both with the gate that
-    follows a product of gate and up, and with weights of few bits, as many as fill the same memory. Weights take turns, so that no
-    cache but the GPU's memory holds what is read."""
+def product_rows(
+    device: str, dtype: torch.dtype, num_rows: int, shapes: dict[str, tuple[int, int]], heads: tuple[int, int, int]
+) -> Iterator[dict[str, Any]]:
+    """Microseconds of x W^T by torch's product and by our skinny one, for W of such shapes [out, in], of both with what follows a
+    product of gate and up, or of queries, keys and values of such heads, and with weights of few bits, as many as fill the same
+    memory. Weights take turns, so that no cache but the GPU's memory holds what is read."""
     for name, (out_size, in_size) in shapes.items():
         num_bytes = out_size * in_size * dtype.itemsize
         num_weights = max(2, LEAST_READ // num_bytes) if device == "cuda" else 1
         weights = [(torch.randn(out_size, in_size, device=device) / in_size**0.5).to(dtype) for _ in range(num_weights)]
         x = torch.randn(num_rows, in_size, device=device).to(dtype)
         row: dict[str, Any] = {"product": name, "bytes": num_bytes}
-        kinds = {"torch": torch_product, "wide": wide_product}
+        kinds = {"torch": torch_product, "skinny": skinny_product}
         if name == "gate_up":
-            kinds |= {"wide_and_gate": wide_product_and_gate, "gated": gated_product}
+            kinds |= {"torch_and_gate": torch_product_and_gate, "gated": gated_product}
+        if name == "qkv" and heads[2] % TURNED_TILE.outs == 0:
+            kinds |= turning_products(x, heads)
         for kind, product in kinds.items():
             seconds = seconds_of(partial(multiply_all, product, x, weights), device)
             row[f"{kind}_us"] = round(1e6 * seconds / num_weights, 2)
@@ -223,8 +230,24 @@ def torch_product(x: Tensor, weight: Tensor) -> Tensor:
     return x @ weight.t()
 
 
-def wide_product_and_gate(x: Tensor, weight: Tensor) -> Tensor:
-    return silu_and_mul(wide_product(x, weight))
+def torch_product_and_gate(x: Tensor, weight: Tensor) -> Tensor:
+    return silu_and_mul(torch_product(x, weight))
+
+
+def turning_products(x: Tensor, heads: tuple[int, int, int]) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    """Products whose heads are turned and cached, by two kernels and by one."""
+    num_heads, num_kv_heads, head_dim = heads
+    angles, slots = torch.rand(len(x), 1, head_dim, device=x.device).to(x.dtype), torch.arange(len(x), device=x.device)
+    storage = KVPool(1, len(x), num_kv_heads, head_dim, x.dtype, x.device.type).storage[0]
+
+    def one_after_the_other(x: Tensor, weight: Tensor) -> Tensor:
+        qkv = torch_product(x, weight).view(len(x), -1, head_dim)
+        return rotate_and_write(qkv, num_heads, angles, angles, None, 0.0, storage, slots)
+
+    def at_once(x: Tensor, weight: Tensor) -> Tensor:
+        return turned_product(x, weight, None, num_heads, angles, angles, storage, slots)
+
+    return {"torch_and_turned": one_after_the_other, "turned": at_once}
 
 
 def multiply_all(product: Callable[[Tensor, Any], Tensor], x: Tensor, weights: list[Any]) -> None:

@@ -35,6 +35,7 @@ BOUNDS = TreeShape(5, 8, 32)
 PARITY_TESTS = [
     "kernels/test_triton_kernels",
     "kernels/test_triton_tree_attention",
+    "kernels/test_skinny_products",
     "kernels/test_experts",
     "kernels/test_narrow_weights",
     "engine/test_launching_on_gpu",

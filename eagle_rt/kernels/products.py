@@ -1,4 +1,4 @@
-"""Which products serve, and which experts: on a CPU, and on a GPU beside cuBLAS."""
+"""Which products serve, and which experts, whose weights are laid out for them: on a CPU, and on a GPU those of few bits."""
 
 import importlib.util
 import platform
@@ -17,20 +17,6 @@ from eagle_rt.kernels.processor import has_amx
 
 if TYPE_CHECKING:  # not everywhere is numba installed
     from eagle_rt.kernels.panel_experts import PanelExperts
-
-# What `triton.wide_product` takes, and where it is faster than cuBLAS (H100).
-WIDE_ROWS, WIDE_OUTPUTS, WIDE_INPUTS = 64, 16384, 128
-
-
-def is_wide(weight: Tensor) -> bool:
-    """Whether a GPU's products of up to WIDE_ROWS rows with this weight are ours."""
-    return (
-        weight.is_cuda
-        and weight.dtype in (torch.bfloat16, torch.float16)
-        and weight.shape[0] >= WIDE_OUTPUTS
-        and weight.shape[1] % WIDE_INPUTS == 0
-        and torch.cuda.get_device_capability(weight.device) >= (9, 0)
-    )
 
 
 def has_own_kernels(weight: Tensor) -> bool:

@@ -11,10 +11,11 @@ from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels.packed_linear import OpaqueProduct
-from eagle_rt.kernels.products import WIDE_ROWS, Quantization, is_wide, product_with
+from eagle_rt.kernels.products import Quantization, product_with
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
+from eagle_rt.kernels.skinny import most_skinny_rows, most_turned_rows
 from eagle_rt.kernels.whole_pass import LayerParts, WholePass, whole_pass
 from eagle_rt.models.experts import load_experts
 from eagle_rt.models.rope import Rope
@@ -35,7 +36,7 @@ class Linear:
         self._transposed = None
         if not self.product:
             self._transposed = weight.t() if weight.is_cuda else weight.t().contiguous()
-        self._is_wide = not self.product and bias is None and is_wide(weight)
+        self._most_skinny_rows = 0 if self.product or bias is not None else most_skinny_rows(weight)
 
     @property
     def weight(self) -> Tensor:
@@ -56,19 +57,19 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         if self.product:
             return self.product(x)
-        if kernel := self._wide_kernel("wide_product", x):
+        if kernel := self._skinny_kernel("skinny_product", x):
             return kernel(x, self.weight)
         assert self._transposed is not None
         return x @ self._transposed if self.bias is None else torch.addmm(self.bias, x, self._transposed)
 
     def gated(self, x: Tensor) -> Tensor:
         """[R, out / 2] silu(gate) * up, where gate and up are the halves of the outputs."""
-        if kernel := self._wide_kernel("gated_product", x):
+        if kernel := self._skinny_kernel("gated_product", x):
             return kernel(x, self.weight)
         return silu_and_mul(self(x))
 
-    def _wide_kernel(self, name: str, x: Tensor) -> Callable[..., Tensor] | None:
-        return dispatch.triton_kernel(name, x) if self._is_wide and len(x) <= WIDE_ROWS else None
+    def _skinny_kernel(self, name: str, x: Tensor) -> Callable[..., Tensor] | None:
+        return dispatch.triton_kernel(name, x) if len(x) <= self._most_skinny_rows else None
 
 
 Attend = Callable[[int, Tensor, Tensor | None, int | None, Tensor | None], Tensor]
@@ -126,6 +127,7 @@ class Attention:
             key_norm = checkpoint.take(f"{prefix}.k_norm.weight", (shape.head_dim,))
             self.query_norm = RMSNorm(query_norm, shape.rms_norm_eps)
             self.key_norm = RMSNorm(key_norm, shape.rms_norm_eps)
+        self._most_turned_rows = 0 if self.qkv.product else most_turned_rows(self.qkv.weight, shape.head_dim)
 
     def quantized(self) -> "Attention":
         other = copy.copy(self)
@@ -133,15 +135,16 @@ class Attention:
         return other
 
     def __call__(self, x: Tensor, layer: int, context: PassContext) -> Tensor:
-        qkv = self.qkv(x).view(len(x), -1, self._head_dim)
-        queries, keys_and_values = self._turn(qkv, layer, context)
+        queries, keys_and_values = self._turn(x, layer, context)
         attended = context.attend(layer, queries, keys_and_values, self.window, self.sinks)
         return self.output(attended.flatten(1))
 
-    def _turn(self, qkv: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor | None]:
+    def _turn(self, x: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor | None]:
         """Normed and rotated queries [T, heads, head_dim], and keys and values [T, 2, kv heads, head_dim] if not yet cached."""
         if context.cache:
-            return self._turn_and_write(qkv, layer, context, *context.cache), None
+            pool, slots = context.cache
+            return self._turn_and_write(x, context, pool.storage[layer], slots), None
+        qkv = self._qkv_heads(x)
         num_turned = self.num_heads + self._kv_heads
         if self.query_norm and self.key_norm:
             qkv[:, : self.num_heads] = self.query_norm(qkv[:, : self.num_heads])
@@ -149,13 +152,26 @@ class Attention:
         qkv[:, :num_turned] = rotate(qkv[:, :num_turned], context.cos, context.sin)
         return qkv[:, : self.num_heads], qkv[:, self.num_heads :].unflatten(1, (2, self._kv_heads))
 
-    def _turn_and_write(self, qkv: Tensor, layer: int, context: PassContext, pool: KVPool, slots: Tensor) -> Tensor:
-        rotate_and_write = dispatch.kernel_for("rotate_and_write", qkv)
-        assert rotate_and_write  # or there would be no cache in the context
-        weights, eps = None, 0.0
+    def _turn_and_write(self, x: Tensor, context: PassContext, storage: Tensor, slots: Tensor) -> Tensor:
+        turning = self.num_heads, context.cos, context.sin
+        if turned_product := self._turned_kernel(x):
+            return turned_product(x, self.qkv.weight, self.qkv.bias, *turning, storage, slots)
+        qkv, weights, eps = self._qkv_heads(x), None, 0.0
         if self.query_norm and self.key_norm:
             weights, eps = (self.query_norm.weight, self.key_norm.weight), self.query_norm.eps
-        return rotate_and_write(qkv, self.num_heads, context.cos, context.sin, weights, eps, pool.storage[layer], slots)
+        rotate_and_write = dispatch.kernel_for("rotate_and_write", qkv)
+        assert rotate_and_write  # or there would be no cache in the context
+        return rotate_and_write(qkv, *turning, weights, eps, storage, slots)
+
+    def _turned_kernel(self, x: Tensor) -> Callable[..., Tensor] | None:
+        """What makes queries, keys and values, turns them and writes to the cache at once, where there is such a kernel."""
+        if self.qkv.product or self.query_norm or len(x) > self._most_turned_rows:
+            return None
+        return dispatch.triton_kernel("turned_product", x)
+
+    def _qkv_heads(self, x: Tensor) -> Tensor:
+        """[T, heads + 2 * kv heads, head_dim]."""
+        return self.qkv(x).view(len(x), -1, self._head_dim)
 
 
 class FeedForward:

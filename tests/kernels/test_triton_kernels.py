@@ -20,7 +20,6 @@ from eagle_rt.kernels.triton.ancestors import ancestors
 from eagle_rt.kernels.triton.cos_sin import cos_sin
 from eagle_rt.kernels.triton.embed import embed
 from eagle_rt.kernels.triton.filter_thresholds import filter_thresholds
-from eagle_rt.kernels.triton.gated_product import gated_product
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
 from eagle_rt.kernels.triton.move_rows import move_rows
 from eagle_rt.kernels.triton.norms_side_by_side import norms_side_by_side
@@ -32,7 +31,6 @@ from eagle_rt.kernels.triton.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.triton.top_children import KernelNoise, top_children
 from eagle_rt.kernels.triton.tree_attention import mask_words
 from eagle_rt.kernels.triton.walk import walk
-from eagle_rt.kernels.triton.wide_product import wide_product
 from eagle_rt.models.rope import Rope, RopeSpec
 from eagle_rt.speculate.penalties import Strengths, changed
 from eagle_rt.speculate.sampler import SamplingBatch, filter_tokens, perturbed_logits, target_choice
@@ -46,13 +44,6 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 SEEDS = st.integers(0, 2**31)
 EPS = st.sampled_from([1e-6, 1e-2])
-# Of what products of few rows and many outputs are made.
-WIDE = {
-    "rows": st.sampled_from([1, 2, 16, 17, 64]),
-    "in_size": st.sampled_from([128, 384]),
-    "dtype": st.sampled_from(DTYPES[1:]),
-    "seed": SEEDS,
-}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -123,22 +114,6 @@ def test_norms_side_by_side(rows: int, sizes: tuple[int, int], dtype: torch.dtyp
     norms = [RMSNorm(randn(seed + 2, size, dtype=dtype), own_eps) for size, own_eps in zip(sizes, (eps, 1e-5), strict=True)]
     found = norms_side_by_side(x, norms[0].weight, norms[0].eps, y, norms[1].weight, norms[1].eps)
     close(found, torch.cat((norms[0](x), norms[1](y)), dim=1), dtype)
-
-
-@settings(max_examples=10, deadline=None)
-@given(out_size=st.sampled_from([1, 128, 300]), **WIDE)
-def test_wide_product(rows: int, out_size: int, in_size: int, dtype: torch.dtype, seed: int) -> None:
-    x, weight = randn(seed, rows, in_size, dtype=dtype), randn(seed + 1, out_size, in_size, dtype=dtype) / 16
-    close(wide_product(x, weight), (x.float() @ weight.float().T).to(dtype), dtype)
-
-
-@settings(max_examples=10, deadline=None)
-@given(size=st.sampled_from([1, 64, 150]), **WIDE)
-def test_gated_product(rows: int, size: int, in_size: int, dtype: torch.dtype, seed: int) -> None:
-    """Bit for bit what the gate makes of the product: more rows than fit take that way. Sums of these numbers are exact, in any
-    order: a product's rows of another tile may be summed in another."""
-    x, weight = (randint(seed + index, -16, 17, n, in_size).to(dtype) / 16 for index, n in enumerate((rows, 2 * size)))
-    assert torch.equal(gated_product(x, weight), silu_and_mul(wide_product(x, weight)))
 
 
 @settings(max_examples=30, deadline=None)

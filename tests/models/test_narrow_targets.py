@@ -125,8 +125,8 @@ def test_a_head_may_have_eight_bits(target_dir: Path, head_dir: Path) -> None:
 
 
 @pytest.mark.usefixtures("with_kernels")
-def test_none_is_widened_for_a_wide_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "is_wide", lambda weight: True)
+def test_none_is_widened_for_a_skinny_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "most_skinny_rows", lambda weight: 64)
     asked: list[str] = []
     monkeypatch.setattr(dispatch, "triton_kernel", lambda name, x: asked.append(name))
     linear, x = Linear(torch.randn(2 * 24, 64).bfloat16(), None, "int8"), torch.randn(3, 64).bfloat16()

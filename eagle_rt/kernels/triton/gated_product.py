@@ -1,12 +1,13 @@
-"""The products of gate and up and the gate itself in one kernel, for a few rows; the twin is `silu_and_mul` of `wide_product`."""
+"""The products of gate and up and the gate itself in one kernel, for a few rows; the twin is `silu_and_mul` of `skinny_product`."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from eagle_rt.kernels.skinny import Tile, tile_for
 from eagle_rt.kernels.triton.common import rounded
 from eagle_rt.kernels.triton.silu_and_mul import gated
-from eagle_rt.kernels.triton.wide_product import BLOCK_OUT, sums_of, tiling
+from eagle_rt.kernels.triton.skinny_product import sums_of, tiling
 
 
 @triton.jit
@@ -47,12 +48,12 @@ def _gated_product(
     tl.store(output + rows[None, :].to(tl.int64) * size + columns[:, None], gated(gate, up, dtype), mask=is_wanted)
 
 
-def gated_product(x: Tensor, weight: Tensor) -> Tensor:
-    """[R, I] silu(gate) * up from x [R, in] of at most WIDE_ROWS rows and weight [2 * I, in], `in` a multiple of BLOCK_IN."""
-    num_rows, in_size = x.shape
-    size = len(weight) // 2
+def gated_product(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:
+    """[R, I] silu(gate) * up from x [R, in] and weight [2 * I, in]; rows, `in` and tile: see `skinny_product`."""
+    (num_rows, in_size), size = x.shape, len(weight) // 2
+    tile = tile or tile_for(len(weight))
     output = x.new_empty(num_rows, size)
-    _gated_product[(triton.cdiv(size, BLOCK_OUT // 2),)](
-        x.contiguous(), weight, output, num_rows, in_size, size, **tiling(num_rows)
+    _gated_product[(triton.cdiv(2 * size, tile.outs),)](
+        x.contiguous(), weight, output, num_rows, in_size, size, **tiling(num_rows, tile)
     )
     return output

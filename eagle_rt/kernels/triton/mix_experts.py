@@ -21,7 +21,7 @@ from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded, rounded
 from eagle_rt.kernels.triton.gated_product import halves_of, outs_of_tile
 from eagle_rt.kernels.triton.narrow_sums import narrow_sums
 from eagle_rt.kernels.triton.silu_and_mul import gated
-from eagle_rt.kernels.triton.wide_product import sums_of
+from eagle_rt.kernels.triton.skinny_product import sums_of
 
 BLOCK_OUT, MOST_BLOCK_IN, LEAST_BLOCK_IN, MOST_BLOCK_ROWS = 64, 128, 16, 64
 GROUP_BLOCK, SUM_BLOCK = 1024, 1024

@@ -12,6 +12,12 @@ from eagle_rt.kernels.triton.common import padded, rounded
 
 
 @triton.jit
+def turned(first, second, cos, sin):
+    """The halves of heads, turned by their positions' angles."""
+    return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
 def _rotate_and_write(
     qkv,  # [T, NUM_HEADS + 2 * NUM_KV_HEADS, 2 * HALF]
     cos,  # [T, 2 * HALF]
@@ -47,9 +53,7 @@ def _rotate_and_write(
         angle = token * 2 * HALF + HALF + pairs
         c = tl.load(cos + angle, mask=is_pair, other=0.0).to(tl.float32)
         s = tl.load(sin + angle, mask=is_pair, other=0.0).to(tl.float32)
-        turned = first * c - second * s
-        second = second * c + first * s
-        first = turned
+        first, second = turned(first, second, c, s)
     if is_query:
         target = queries + (token * NUM_HEADS + head) * 2 * HALF + pairs
     else:
