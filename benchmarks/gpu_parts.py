@@ -38,6 +38,7 @@ PARITY_TESTS = [
     "kernels/test_skinny_products",
     "kernels/test_experts",
     "kernels/test_narrow_weights",
+    "engine/test_step_kernels",
     "engine/test_launching_on_gpu",
 ]
 

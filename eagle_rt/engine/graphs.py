@@ -11,11 +11,11 @@ from eagle_rt.batch import to_device
 from eagle_rt.engine.clocks import DeviceClock
 from eagle_rt.engine.prepare import penalties_of
 from eagle_rt.engine.request import Request
+from eagle_rt.kernels.dispatch import triton_kernel
 from eagle_rt.speculate.penalty_tables import PenaltyTables, penalty_tables
 from eagle_rt.speculate.sampler import SamplingBatch
-from eagle_rt.speculate.sequences import DecodeSequences, DeviceCache
-from eagle_rt.speculate.step import Stepper
-from eagle_rt.tree.verify import Acceptance
+from eagle_rt.speculate.sequences import DecodeSequences, scratch_rows
+from eagle_rt.speculate.step import StepOutcome, Stepper
 from eagle_rt.tree_shape import TreeShape
 
 # How often every step is timed, and the least that it is believed to take.
@@ -93,6 +93,7 @@ class StepInputs:
         self._integers, self._floats, self._pages = host.integers.to(device), host.floats.to(device), host.pages.to(device)
         self.fill(())
         self._padding = self._integers[:, :1].clone()
+        self._every = torch.arange(batch_size, device=device)
 
     def fill(self, requests: tuple[Request, ...]) -> None:
         """Put requests into the first rows, and padding into the others."""
@@ -123,26 +124,28 @@ class StepInputs:
         """The sequences that are filled in at the time when the device gets there."""
         root_tokens, num_cached, state_rows, seeds, top_k = self._integers
         temperature, top_p, min_p = self._floats
-        pages, page_size = self._pages, self._limits.page_size
-        scratch_rows = num_cached[:, None] + torch.arange(self._limits.num_scratch, device=num_cached.device)
-        scratch_slots = pages.gather(1, scratch_rows // page_size).long() * page_size + scratch_rows % page_size
-        every = torch.arange(len(root_tokens), device=root_tokens.device)
+        limits = self._limits
+        cache, scratch_slots = scratch_rows(num_cached, self._pages, limits.page_size, limits.num_scratch)
         settings = temperature, top_k, top_p, min_p, seeds
-        sampling = SamplingBatch(*settings, sampled=every, has_filters=True, penalties=self._penalties)
-        cache = DeviceCache(num_cached.int(), pages, page_size)
+        sampling = SamplingBatch(*settings, sampled=self._every, has_filters=True, penalties=self._penalties)
         return DecodeSequences(root_tokens, num_cached, cache, scratch_slots, state_rows, sampling)
 
-    def advance(self, acceptance: Acceptance) -> None:
-        """Make the sequences those of the next step, without the host."""
+    def advance(self, outcome: StepOutcome) -> Tensor:
+        """Make the sequences those of the next step, without the host, which gets the outcome's rows."""
+        acceptance, padding_state = outcome.acceptance, self._limits.padding_state
         root_tokens, num_cached, state_rows = self._integers[:3]
-        last_tokens = acceptance.tokens.gather(1, acceptance.num_accepted[:, None])[:, 0]
-        is_real = state_rows != self._limits.padding_state
-        root_tokens.copy_(torch.where(is_real, last_tokens, root_tokens))
-        num_cached.add_(acceptance.num_emitted * is_real)
         if self._penalties:
             steps = torch.arange(acceptance.tokens.shape[1], device=root_tokens.device)
-            is_said = (steps < acceptance.num_emitted[:, None]) & is_real[:, None]
+            is_said = (steps < acceptance.num_emitted[:, None]) & (state_rows != padding_state)[:, None]
             self._penalties.count(acceptance.tokens, is_said)
+        if kernel := triton_kernel("finish_step", root_tokens):
+            kept = acceptance.tokens, acceptance.num_accepted, outcome.tree.scores
+            return kernel(*kept, state_rows, padding_state, root_tokens, num_cached)
+        last_tokens = acceptance.tokens.gather(1, acceptance.num_accepted[:, None])[:, 0]
+        is_real = state_rows != padding_state
+        root_tokens.copy_(torch.where(is_real, last_tokens, root_tokens))
+        num_cached.add_(acceptance.num_emitted * is_real)
+        return outcome.rows
 
 
 @dataclass(frozen=True)
@@ -201,9 +204,7 @@ class StepGraph:
         return read
 
     def _step(self) -> Tensor:
-        outcome = self._stepper.step(self._inputs.sequences())
-        self._inputs.advance(outcome.acceptance)
-        return outcome.rows
+        return self._inputs.advance(self._stepper.step(self._inputs.sequences()))
 
 
 class StepGraphs:

@@ -81,7 +81,9 @@ class TreeDrafter:
             return root_only(sequences.root_tokens)
         top_k, num_levels, token_map, operations = self.tree.top_k, self.tree.num_steps - 1, self.head.token_map, self._operations
         states = self._states[sequences.state_rows][:, None]
-        noise = self._noise(sequences, depth=0, num_nodes=1)
+        depths = torch.arange(num_levels + 1, device=states.device)[:, None, None].expand(-1, -1, top_k)
+        positions = sequences.positions_at(depths)  # [L + 1, B, K]
+        noise = self._noise(sequences, sequences.positions[:, None])
         paths = sequences.root_tokens[:, None, None][:, :, :0]
         candidates, beam = operations.first_level(self._logits(states, sequences, paths), top_k, num_levels * top_k, noise)
         for level in range(num_levels):
@@ -90,12 +92,11 @@ class TreeDrafter:
             if sequences.sampling.changes_logits:
                 paths = paths.gather(1, beam.parent_rows[:, :, None].expand(-1, -1, level))
                 paths = torch.cat((paths, tokens[:, :, None]), dim=2)
-            positions = sequences.positions_at(torch.full_like(beam.tokens, level))
             mask = operations.beam_mask(beam, (level + 1) * top_k)
-            batch = sequences.scratch_batch(tokens, positions, level * top_k, mask)
+            batch = sequences.scratch_batch(tokens, positions[level], level * top_k, mask)
             outputs = self.head.forward(batch.tokens, states.flatten(0, 1), batch, self.pool, self._backend)
             states = outputs.view(sequences.batch_size, top_k, -1)
-            noise = self._noise(sequences, level + 1, top_k)
+            noise = self._noise(sequences, positions[level + 1])
             candidates, beam = operations.next_level(candidates, beam, self._logits(states, sequences, paths), noise)
         return operations.rerank(candidates, token_map.target_ids, sequences.root_tokens, self.tree.num_draft_tokens)
 
@@ -107,9 +108,6 @@ class TreeDrafter:
             logits = sequences.sampling.judged(logits, owners, paths.flatten(0, 1), self.head.token_map)
         return logits.unflatten(0, states.shape[:2])
 
-    def _noise(self, sequences: DecodeSequences, depth: int, num_nodes: int) -> DraftNoise | None:
-        """What the children of nodes at a depth below the root are ranked under, besides the head's logits."""
-        if not self._couples:
-            return None
-        depths = torch.full((sequences.batch_size, num_nodes), depth, device=sequences.positions.device)
-        return DraftNoise(sequences.sampling, sequences.positions_at(depths), self.head.token_map.target_ids)
+    def _noise(self, sequences: DecodeSequences, positions: Tensor) -> DraftNoise | None:
+        """What the children of nodes at positions [B, Q] are ranked under, besides the head's logits."""
+        return DraftNoise(sequences.sampling, positions, self.head.token_map.target_ids) if self._couples else None

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords, Slots, slots_at
+from eagle_rt.kernels.dispatch import triton_kernel
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.tree_shape import TreeShape
 
@@ -48,14 +49,26 @@ class HostCache:
 
 @dataclass(frozen=True)
 class DeviceCache:
-    """The same with lengths that only the device knows. num_cached: [B] int32; pages: [B, P] int32."""
+    """The same with lengths that only the device knows. kv_lens: [R + 1, B] int32, with 0 to R scratch rows; pages: [B, P]
+    int32."""
 
-    num_cached: Tensor
+    kv_lens: Tensor
     pages: Tensor
     page_size: int
 
     def visible(self, num_scratch: int) -> DeviceRows:
-        return DeviceRows(self.num_cached + num_scratch, self.pages, self.page_size)
+        return DeviceRows(self.kv_lens[num_scratch], self.pages, self.page_size)
+
+
+def scratch_rows(num_cached: Tensor, pages: Tensor, page_size: int, num_scratch: int) -> tuple[DeviceCache, Tensor]:
+    """Where sequences with num_cached [B] rows on pages [B, P] are cached, and the slots [B, R] of their scratch rows."""
+    if kernel := triton_kernel("begin_step", num_cached):
+        kv_lens, slots = kernel(num_cached, pages, page_size, num_scratch)
+    else:
+        kv_lens = num_cached.int() + torch.arange(num_scratch + 1, dtype=torch.int32, device=pages.device)[:, None]
+        rows = num_cached[:, None] + torch.arange(num_scratch, device=pages.device)
+        slots = pages.gather(1, rows // page_size).long() * page_size + rows % page_size
+    return DeviceCache(kv_lens, pages, page_size), slots
 
 
 @dataclass(frozen=True)
@@ -96,7 +109,7 @@ class DecodeSequences:
         )
 
     def positions_at(self, depths: Tensor) -> Tensor:
-        """Text positions [B, Q] of nodes at depths [B, Q] (or [Q]) below the root."""
+        """Text positions [..., B, Q] of nodes at depths [..., B or 1, Q] (or [Q]) below the root."""
         return self.positions[:, None] + depths
 
 

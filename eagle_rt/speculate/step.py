@@ -20,19 +20,19 @@ from eagle_rt.tree_shape import TreeShape
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """tree: what was drafted; acceptance: what was kept of it; is_draft_broken: [B] bool, the head gave no numbers; logits: the
-    target's [B, N, V]."""
+    """tree: what was drafted; acceptance: what was kept of it; logits: the target's [B, N, V]."""
 
     tree: DraftTree
     acceptance: Acceptance
-    is_draft_broken: Tensor
     logits: Tensor
 
     @property
     def rows(self) -> Tensor:
-        """[B, D + 3] int64, all that the host needs in one tensor: num_emitted, is_draft_broken, then the tokens."""
+        """[B, D + 3] int64, all that the host needs in one tensor: num_emitted, whether the head gave no numbers, then the
+        tokens."""
         acceptance = self.acceptance
-        return torch.cat((acceptance.num_emitted[:, None], self.is_draft_broken[:, None], acceptance.tokens), dim=1)
+        is_draft_broken = torch.isneginf(self.tree.scores[:, 1:2]).any(dim=1)
+        return torch.cat((acceptance.num_emitted[:, None], is_draft_broken[:, None], acceptance.tokens), dim=1)
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,9 @@ class Stepper:
             acceptance = simulated_walk(tree, choice, self.max_depth, self.simulated_length)
         else:
             acceptance = operations.walk(tree, choice, self.max_depth)
-        is_draft_broken = torch.isneginf(tree.scores[:, 1:2]).any(dim=1)
         if drafter and output.features is not None:
             operations.keep(self.pool, sequences.scratch_slots, acceptance.path)
             mark("accept")
             drafter.extend_accepted(sequences, acceptance, output.features.view(*tree.tokens.shape, -1))
             mark("extend")
-        return StepOutcome(tree, acceptance, is_draft_broken, logits.view(*tree.tokens.shape, -1))
+        return StepOutcome(tree, acceptance, logits.view(*tree.tokens.shape, -1))

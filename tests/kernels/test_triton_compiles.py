@@ -84,6 +84,8 @@ KERNELS = [
     ("walk", "_walk", "*i64 *i64 *fp32 *i64 *i64 *i64 *i64", (60, 8, 64)),
     ("penalize", "_penalize", "*bf16 *i32 *u8 *fp32 *fp32 *fp32 *fp32 *i64 *fp32 i32 i32", (32000, True, 1024)),
     ("penalize", "_penalize", "*bf16 *i32 *u8 *fp32 *fp32 *fp32 *fp32 *i32 *fp32 i32 i32", (32000, False, 1024)),
+    ("begin_step", "_begin_step", "*i64 *i32 *i32 *i64 i32 i32 i32", (60, 64)),
+    ("finish_step", "_finish_step", "*i64 *i64 *fp32 *i64 *i64 *i64 *i64 i32", (6, 32, 8)),
     ("move_rows", "_move", "*bf16 *i64 *i64 i32 i32 i32", (2048, 2048)),
 ]  # fmt: skip
 
