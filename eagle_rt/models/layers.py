@@ -69,7 +69,7 @@ class Linear:
         return silu_and_mul(self(x))
 
     def _skinny_kernel(self, name: str, x: Tensor) -> Callable[..., Tensor] | None:
-        return dispatch.triton_kernel(name, x) if len(x) <= self._most_skinny_rows else None
+        return dispatch.triton_kernel(name, x) if 0 < len(x) <= self._most_skinny_rows else None
 
 
 Attend = Callable[[int, Tensor, Tensor | None, int | None, Tensor | None], Tensor]
@@ -165,9 +165,8 @@ class Attention:
 
     def _turned_kernel(self, x: Tensor) -> Callable[..., Tensor] | None:
         """What makes queries, keys and values, turns them and writes to the cache at once, where there is such a kernel."""
-        if self.qkv.product or self.query_norm or len(x) > self._most_turned_rows:
-            return None
-        return dispatch.triton_kernel("turned_product", x)
+        is_able = not (self.qkv.product or self.query_norm) and 0 < len(x) <= self._most_turned_rows
+        return dispatch.triton_kernel("turned_product", x) if is_able else None
 
     def _qkv_heads(self, x: Tensor) -> Tensor:
         """[T, heads + 2 * kv heads, head_dim]."""
