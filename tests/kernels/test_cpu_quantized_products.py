@@ -197,7 +197,7 @@ def test_compiled_functions_find_the_levels_that_their_twins_find(
 ) -> None:
     others = torch.randn(5, 4 * GROUP), torch.zeros(2, 4 * GROUP), torch.randint(-1, 2, (3, 4 * GROUP))
     weights = [on_levels(levels, nothing, dtype)[1], *(own.to(dtype) for own in others)]
-    weights[0][3, :GROUP] = 0
+    weights[0][3, :group] = 0
     found = [stored_four_bits(weight, group) for weight in weights]
     monkeypatch.setattr(four_bits, "is_compiled", lambda weight: False)
     monkeypatch.setattr(four_bits, "AT_ONCE", 12 * GROUP)
