@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from eagle_rt.config import REASONING_PARSERS, add_flags, config_from_args
+from eagle_rt.leave import leave
 from eagle_rt.server.launch import serve
 
 
@@ -36,4 +37,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

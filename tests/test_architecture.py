@@ -19,7 +19,7 @@ LAYERS = [
     {"cache"},
     {"resolve"},
     BOTTOM,
-    {"tree_shape", "logprobs", "trace"},
+    {"tree_shape", "logprobs", "trace", "leave"},
 ]
 # Within a layer: demo is made by train. Everything else there stands alone.
 ALLOWED_SIBLINGS = {("demo", "train")}

@@ -2,7 +2,6 @@
 socket."""
 
 import logging
-import os
 import pickle
 import signal
 import sys
@@ -14,6 +13,7 @@ import torch
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.attention.select import attention_backend
 from eagle_rt.cache.pool import KVPool
+from eagle_rt.leave import leave
 from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.parallel.group import Command, DropPool, Group, MakePool, Move, OutputLayer, Pass, Unpickler
 
@@ -31,10 +31,7 @@ def main() -> None:
         pass
     except Exception:
         logger.exception("a process of the model's ends")
-    # torch's libraries may abort a process of a group while it ends.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    leave(status)
 
 
 @torch.inference_mode()

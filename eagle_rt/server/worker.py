@@ -10,6 +10,7 @@ import zmq
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.messages import Command, Failed, Report, Shutdown, Started, decode, encode
+from eagle_rt.leave import leave
 
 
 def run_worker(config: EngineConfig, commands_address: str, reports_address: str, log_level: str) -> None:
@@ -49,5 +50,5 @@ def run_worker(config: EngineConfig, commands_address: str, reports_address: str
         report(Failed(str(error), is_user_error=True))
     except Exception:
         report(Failed(traceback.format_exc(), is_user_error=False))
-    finally:
-        context.destroy(linger=1000)
+    context.destroy(linger=1000)
+    leave(0)
