@@ -20,6 +20,7 @@ from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.profile import default_file, subject_of
 from eagle_rt.kernels.processor import processor_name
+from eagle_rt.leave import leave
 from eagle_rt.resolve import resolve_device
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
@@ -157,4 +158,4 @@ def environment(config: EngineConfig) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
