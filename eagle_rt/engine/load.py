@@ -138,7 +138,7 @@ def resolve_quantization(config: EngineConfig, spec: ModelSpec, weight: Tensor) 
     if config.quantization != "none":
         require_rounding("--quantization", config.quantization, weight)
         return cast(Quantization, config.quantization)
-    if spec.storage and (has_narrow_kernels(weight) or (spec.storage.bits == 4 and takes_own_kernel(weight))):
+    if spec.storage and (has_narrow_kernels(weight) or takes_own_kernel(weight)):
         return "stored"
     return "none"
 
@@ -146,11 +146,11 @@ def resolve_quantization(config: EngineConfig, spec: ModelSpec, weight: Tensor) 
 def storage_note(storage: Storage, quantization: Quantization, target: Decoder, dtype: torch.dtype) -> str:
     """What has become of weights that a checkpoint stores so."""
     start = f"the checkpoint's weights are quantized ({storage.method}, {storage.bits} bits)"
-    if quantization not in ("stored", "int4"):
-        return f"{start}; they are widened to {dtype}"
     counts = target.count_bits()
     held = [f"{number} are held in {bits}" for bits, number in counts.items() if bits]
-    return f"{start}: of {counts.total()} products of its layers {', '.join(held) or f'none is held so, they are in {dtype}'}"
+    if quantization not in ("stored", "int4") or not held:
+        return f"{start}; they are widened to {dtype}"
+    return f"{start}: of {counts.total()} products of its layers {', '.join(held)}"
 
 
 def load_target(config: EngineConfig, model_dir: Path, spec: ModelSpec, **options: Any) -> Decoder:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eagle_rt.kernels.eight_bits import EightBits, rounded_to_eight_bits, stored_eight_bits
 from eagle_rt.kernels.four_bits import E2M1, GROUP, FourBits, not_zero, rounded_to_four_bits, rows_at_once, stored_four_bits
 
 # What the bits of a number stand for: 0 to 15 less what is nothing in its group, or less 8; E2M1 in halves; -128 to 127; E4M3
@@ -88,11 +89,14 @@ def narrowed(weight: Tensor, quantization: str) -> NarrowWeight | None:
     """A weight [out, in] in few bits; quantization: see `products.product_with`. None where nothing is to be rounded and it was not
     stored in any that are known here."""
     if quantization == "int8":
-        return rounded_to_int8(weight)
+        return of_eight_bits(rounded_to_eight_bits(weight))
     for group in (block_inputs("int4"), GROUP):
         if found := stored_four_bits(weight, group):
             return of_four_bits(found, weight.shape[1])
-    return of_four_bits(rounded_to_four_bits(weight), weight.shape[1]) if quantization == "int4" else stored_e4m3(weight)
+    if quantization == "int4":
+        return of_four_bits(rounded_to_four_bits(weight), weight.shape[1])
+    eight_bits = stored_eight_bits(weight)
+    return of_eight_bits(eight_bits) if eight_bits else stored_e4m3(weight)
 
 
 def of_four_bits(weight: FourBits, in_size: int) -> NarrowWeight:
@@ -109,13 +113,8 @@ def of_four_bits(weight: FourBits, in_size: int) -> NarrowWeight:
     return laid_out(kind, codes.flatten(1), weight.scales, in_size, ratios, offsets)
 
 
-def rounded_to_int8(weight: Tensor) -> NarrowWeight:
-    """Each output in steps of its own: 127 of them are its largest."""
-    scales = weight.abs().amax(1).float() / 127
-    numbers = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
-    for own, rows, steps in zip(*(whole.split(rows_at_once(weight)) for whole in (numbers, weight, not_zero(scales))), strict=True):
-        own.copy_((rows.float() / steps[:, None]).round_())
-    return laid_out("int8", numbers.view(torch.uint8), scales, weight.shape[1])
+def of_eight_bits(weight: EightBits) -> NarrowWeight:
+    return laid_out("int8", weight.numbers.view(torch.uint8), weight.scales, weight.numbers.shape[1])
 
 
 def stored_e4m3(weight: Tensor) -> NarrowWeight | None:

@@ -15,11 +15,10 @@ from eagle_rt.kernels.cpu.multiply import Weights, multiply, weights_at
 from eagle_rt.kernels.cpu.product import PANEL, RowWeights
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import array_of
+from eagle_rt.kernels.eight_bits import EightBits, rounded_to_eight_bits, stored_eight_bits
 from eagle_rt.kernels.four_bits import GROUP, FourBits, in_four_bits, stored_four_bits
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 
-# Rows that are rounded to eight bits at a time: no more of a weight is in memory twice.
-ROUNDED_ROWS = 4096
 WORDS = {torch.float32: torch.float32, torch.bfloat16: torch.int32, torch.int8: torch.uint32, torch.uint8: torch.uint32}
 
 
@@ -75,23 +74,18 @@ class RowProduct(PanelProduct):
 
 
 class Int8Product(PanelProduct):
-    """The weight in eight bits, each output's in steps of its own: 127 of them are its largest."""
+    """The weight in eight bits, each output's in steps of its own; dtype: of x."""
 
     num_bits = 8
     rows_at_once = int8_product.MOST_ROWS
     inputs_of_word = 4
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        scales = weight.abs().amax(1).float() / 127
-        rounded, totals = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
-        parts = zip(*(whole.split(ROUNDED_ROWS) for whole in (rounded, totals, weight, scales)), strict=True)
-        for own, own_totals, part, steps in parts:
-            whole_steps = (part.float() / steps.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_()
-            own.copy_(whole_steps)
-            own_totals.copy_(whole_steps.sum(1))  # exact: whole numbers below 2**24
-        offsets = filled_up(-128 * totals, len(weight)).astype(np.int32)
-        weights = Int8Weights(words_in(in_panels(rounded)), filled_up(scales, len(weight)), offsets, filled_up(bias, len(weight)))
-        super().__init__(weight.shape, weight.dtype, weights)
+    def __init__(self, weight: EightBits, bias: Tensor | None, dtype: torch.dtype) -> None:
+        numbers, out_size = weight.numbers, len(weight.numbers)
+        # Exact in float32: sums are below 2**24.
+        offsets = filled_up(-128 * numbers.sum(1, dtype=torch.int32), out_size).astype(np.int32)
+        weights = Int8Weights(words_in(in_panels(numbers)), filled_up(weight.scales, out_size), offsets, filled_up(bias, out_size))
+        super().__init__(numbers.shape, dtype, weights)
 
     def unpacked(self) -> Tensor:
         assert isinstance(self.weights, Int8Weights)
@@ -131,11 +125,11 @@ class Int4Product(PanelProduct):
 
 
 def quantized_product(weight: Tensor, bias: Tensor | None, quantization: str) -> PanelProduct | None:
-    """See `products.product_with`; None where nothing is to be rounded and the weight does not lie on sixteen levels."""
-    if quantization == "int8":
-        return Int8Product(weight, bias)
-    four_bits = in_four_bits(weight) if quantization == "int4" else stored_four_bits(weight)
-    return four_bits and Int4Product(four_bits, weight.shape[1], bias, weight.dtype)
+    """See `products.product_with`; None where nothing is to be rounded and the weight lies on no levels that are known here."""
+    if quantization != "int8" and (four_bits := in_four_bits(weight) if quantization == "int4" else stored_four_bits(weight)):
+        return Int4Product(four_bits, weight.shape[1], bias, weight.dtype)
+    eight_bits = rounded_to_eight_bits(weight) if quantization == "int8" else stored_eight_bits(weight)
+    return eight_bits and Int8Product(eight_bits, bias, weight.dtype)
 
 
 class ProductStack:

@@ -61,6 +61,8 @@ def decoder_of(directory: Path, quantization: str) -> Decoder:
         ("compressed-4", 4),
         ("fp8-outputs", 8),
         ("fp8-static", 8),
+        ("compressed-int", 8),
+        ("compressed-int-zeros", 8),
         ("fp8-blocks", None),
         ("gptq-8-v2", None),
     ],

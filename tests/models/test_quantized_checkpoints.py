@@ -21,6 +21,7 @@ from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.kernels.cpu.int4_product import Int4Weights
+from eagle_rt.kernels.cpu.int8_product import Int8Weights
 from eagle_rt.kernels.cpu.product import RowWeights
 from eagle_rt.kernels.products import has_own_kernels
 from eagle_rt.models.decoder import load_decoder
@@ -335,23 +336,28 @@ def states_after(head: Head, text: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("name", ["fp8-blocks", "gptq", "compressed-4"])
-def test_they_are_served_and_that_is_said(tmp_path: Path, name: str, quantization: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "bits", "held_in"), [("fp8-blocks", 8, 0), ("gptq", 4, 4), ("compressed-4", 4, 4), ("compressed-int", 8, 8)]
+)
+def test_they_are_served_and_that_is_said(tmp_path: Path, name: str, bits: int, held_in: int, quantization: str) -> None:
     quantized = write(tmp_path, name, "llama")
     config = EngineConfig(model_path=str(quantized), device="cpu", dtype="float32", quantization=quantization)
     notes = load_models(config, model_info(config)).notes
     method = STORAGES[name][0]["quant_method"]
-    is_held = name != "fp8-blocks" and quantization == "none" and has_own_kernels(torch.zeros(1))
-    how = ": of 32 products of its layers 32 are held in 4" if is_held else "; they are widened to torch.float32"
-    assert f"the checkpoint's weights are quantized ({method}, {4 if name != 'fp8-blocks' else 8} bits){how}" in notes
+    is_held = held_in and quantization == "none" and has_own_kernels(torch.zeros(1))
+    how = f": of 32 products of its layers 32 are held in {held_in}" if is_held else "; they are widened to torch.float32"
+    assert f"the checkpoint's weights are quantized ({method}, {bits} bits){how}" in notes
 
 
 @torch.inference_mode()
 @pytest.mark.skipif(not has_own_kernels(torch.zeros(1)), reason="no kernels of our own on this processor")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["compressed-4", "gptq", "awq", "mxfp4", "compressed-4-zeros", "gptq-shuffled", "gptq-8-v2"])
-def test_four_bits_are_held_in_four(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
-    """Where inputs that are side by side share a scale; others are widened. It is not much less exact than bfloat16."""
+@pytest.mark.parametrize(
+    "name", ["compressed-4", "gptq", "awq", "mxfp4", "compressed-int", "compressed-4-zeros", "gptq-shuffled", "gptq-8-v2"]
+)
+def test_few_bits_are_held_in_few(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
+    """Where inputs that are side by side share a scale, or all inputs do that have eight bits; others are widened. It is not much
+    less exact than bfloat16."""
     quantized = write_mxfp4(tmp_path) if name == "mxfp4" else write(tmp_path, name)
     spec = model_spec(read_config(quantized))
     decoders = [
@@ -362,10 +368,12 @@ def test_four_bits_are_held_in_four(tmp_path: Path, name: str, dtype: torch.dtyp
     kinds = {type(product.weights) for product in products if product}  # pyright: ignore[reportAttributeAccessIssue]
     counts = decoders[0].count_bits()
     assert counts[4] == {"mxfp4": 4}.get(name, 32 * (Int4Weights in kinds))
+    assert counts[8] == 32 * (Int8Weights in kinds)
     assert counts.total() == (10 if name == "mxfp4" else 32)
-    assert not decoders[1].count_bits()[4]
+    assert set(decoders[1].count_bits()) == {None}
     assert kinds == {
-        "mxfp4": {RowWeights, Int4Weights}, "compressed-4": {Int4Weights}, "gptq": {Int4Weights}, "awq": {Int4Weights}
+        "mxfp4": {RowWeights, Int4Weights}, "compressed-4": {Int4Weights}, "gptq": {Int4Weights}, "awq": {Int4Weights},
+        "compressed-int": {Int8Weights},
     }.get(name, {RowWeights})  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype=torch.float32, attn_implementation="eager")
     expected = model(torch.tensor([TEXT])).logits[0]
