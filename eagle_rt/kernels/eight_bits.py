@@ -12,7 +12,7 @@ SIZES = (127, 128, *range(126, 63, -1))
 LEAST, MOST = -128, 127
 # Outputs of fewer inputs may lie on levels by chance. The size of steps is told by some inputs, first by numbers of few steps, of
 # which it is certain how many, then by larger ones too.
-LEAST_INPUTS, TOLD_BY, CERTAIN = 64, 1024, (12, 48, 96, 128)
+LEAST_INPUTS, TOLD_BY, CERTAIN = 64, 1024, (48, 96, 128)
 # Of a float32 the bits that say between which powers of two it lies, and half of bfloat16's last place beside the lower of them.
 EXPONENT, HALF_PLACE = 0x7F800000, 2**-8
 # Bounds may seem to have changed sides by rounding.

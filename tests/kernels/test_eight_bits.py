@@ -84,12 +84,23 @@ def test_others_were_not_stored_so(is_compiled: bool, dtype: torch.dtype) -> Non
         "no number": weight.clone(),
         "infinity": weight.clone(),
         "nine bits": torch.randint(-255, 256, (40, 256)) * steps,
+        "128 above nothing": torch.where(numbers == numbers.amax(1, keepdim=True), 128, numbers) * steps,
     }
-    others["one number off"][-1, -1] += 0.4 * steps[-1, 0].to(dtype)
+    of_30_steps = int((numbers[-1] - 30).abs().argmin())
+    others["one number off"][-1, of_30_steps] += 0.4 * steps[-1, 0].to(dtype)
     others["one that is nearly nothing"][3, 5] = 0.2 * steps[3, 0]
     others["no number"][2, 3], others["infinity"][2, 3] = torch.nan, torch.inf
     found = [name for name, other in others.items() if stored_eight_bits(other.to(dtype))]
     assert not found
+
+
+def test_small_numbers_may_be_missing(is_compiled: bool) -> None:
+    """If none was rounded, so that the largest tells how large steps are."""
+    _, steps = random_stored(0, 256, 127)
+    numbers = torch.randint(60, 101, (40, 256)) * torch.where(torch.rand(40, 256) < 0.5, -1, 1)
+    found = stored_eight_bits(numbers * steps)
+    assert found
+    assert torch.equal(found.numbers, numbers.to(torch.int8))
 
 
 def test_rounding_is_to_the_nearest() -> None:
