@@ -1,4 +1,4 @@
-"""Triton's interpreter, without what it does over and over again for the same outcome: two thirds of its time."""
+"""Triton's interpreter, without what it does over and over again for the same outcome, which takes most of its time."""
 
 import inspect
 from collections.abc import Callable, Iterator
