@@ -27,7 +27,8 @@ class Server:
             text=True,
         )
         self.output: list[str] = []
-        threading.Thread(target=self._drain, daemon=True).start()
+        self.draining = threading.Thread(target=self._drain, daemon=True)
+        self.draining.start()
 
     def _drain(self) -> None:
         assert self.process.stdout is not None

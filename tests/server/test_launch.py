@@ -69,6 +69,8 @@ def test_ctrl_c_lets_requests_finish(target_dir: Path) -> None:
     assert server.stop() == 0
     asking.join(20)
     assert replies[0].json()["usage"]["completion_tokens"] == 400
+    server.draining.join(10)
+    assert "leaked" not in server.text(), "nothing is left that Python would complain of"
 
 
 def test_ctrl_c_while_it_starts(target_dir: Path) -> None:
