@@ -50,5 +50,6 @@ def run_worker(config: EngineConfig, commands_address: str, reports_address: str
         report(Failed(str(error), is_user_error=True))
     except Exception:
         report(Failed(traceback.format_exc(), is_user_error=False))
-    context.destroy(linger=1000)
+    finally:
+        context.destroy(linger=1000)
     leave(0)

@@ -5,11 +5,13 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
+from eagle_rt.kernels import eight_bits
 from eagle_rt.kernels.cpu.cut_rows import largest_of, number_of_bits, size_bits
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import FLAGS, HALF, ZERO, array_of, number_of
 
-EXPONENT, HALF_PLACE = np.int32(0x7F800000), np.float32(2**-8)
+EXPONENT, HALF_PLACE = np.int32(eight_bits.EXPONENT), np.float32(eight_bits.HALF_PLACE)
+LEAST, MOST = np.float32(eight_bits.LEAST), np.float32(eight_bits.MOST)
 
 
 def find_steps(weight: Tensor, sizes: tuple[int, ...], certain: tuple[int, ...], told_by: int, slack: float) -> Tensor | None:
@@ -60,7 +62,7 @@ def bounds_of_step(row: np.ndarray, step: np.float32, most_steps: np.float32) ->
         number = number_of(row[k])
         whole = np.floor(number * factor + HALF)
         count, size = abs(whole), abs(number)
-        is_whole &= (whole > -129) & (whole < 128) & ((whole != ZERO) | (number == ZERO))
+        is_whole &= (whole >= LEAST) & (whole <= MOST) & ((whole != ZERO) | (number == ZERO))
         products += whole * number
         squares += whole * whole
         if (count > ZERO) & (count <= most_steps):
