@@ -1,11 +1,13 @@
 """Servers in tests: the launch script in a process of its own."""
 
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import requests
@@ -16,12 +18,13 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 class Server:
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, environment: Mapping[str, str] | None = None) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process = subprocess.Popen(
             [sys.executable, "launch_server.py", "--port", str(self.port), *flags],
             cwd=ROOT,
+            env=os.environ | (environment or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -55,8 +58,8 @@ class Server:
                 return float(line.split()[1])
         raise AssertionError(f"no metric {name}")
 
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGINT)
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        self.process.send_signal(number)
         return self.process.wait(30)
 
     def text(self) -> str:

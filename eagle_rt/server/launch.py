@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from eagle_rt.config import EngineConfig
 from eagle_rt.server.process import EngineDiedError, EngineProcess
 
+STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
+
 
 def serve(config: EngineConfig, options: argparse.Namespace) -> int:
     """Run the server until it is stopped; the exit code of the process.
@@ -23,6 +25,7 @@ def serve(config: EngineConfig, options: argparse.Namespace) -> int:
         listener = listening_socket(options.host, options.port)
     except OSError as error:
         return fail(f"cannot listen on {options.host}:{options.port}: {error.strerror}; choose another --port")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the server runs, which finishes what it has begun
     process = EngineProcess(config, options.log_level)
     try:
         with interrupts_later():
@@ -41,11 +44,12 @@ def serve(config: EngineConfig, options: argparse.Namespace) -> int:
 
 @contextmanager
 def interrupts_later() -> Iterator[None]:
-    """Ctrl-C within this raises KeyboardInterrupt at its end: libraries that are being imported may abort the process over it."""
+    """What stops a process raises KeyboardInterrupt at the end of this: libraries that are being imported may abort over it."""
     interrupts: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    before = {number: signal.signal(number, lambda number, _: interrupts.append(number)) for number in STOP_SIGNALS}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     if interrupts:
         raise KeyboardInterrupt
 

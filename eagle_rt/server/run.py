@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import signal
 import socket
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ import uvicorn
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.load import model_info
 from eagle_rt.server.app import create_app
+from eagle_rt.server.launch import STOP_SIGNALS
 from eagle_rt.server.process import EngineDiedError, EngineProcess
 from eagle_rt.server.service import EngineService
 
@@ -39,7 +39,7 @@ async def run_server(process: EngineProcess, config: EngineConfig, options: argp
         model_name = options.served_model_name or info.name
         app = create_app(service, model_name, options.api_key, options.reasoning_parser)
         server = DrainingServer(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=DRAIN_SECONDS))
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
         for note in service.notes:
             print(note)

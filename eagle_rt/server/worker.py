@@ -4,30 +4,28 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 
 import zmq
 
 from eagle_rt.config import EngineConfig
-from eagle_rt.engine.messages import Command, Failed, Report, Shutdown, Started, decode, encode
+from eagle_rt.engine.messages import Command, Failed, Report, Started, decode, encode
 from eagle_rt.leave import leave
 
 
 def run_worker(config: EngineConfig, commands_address: str, reports_address: str, log_level: str) -> None:
-    """Load the models, then serve commands until told to stop or until the parent process is gone."""
+    """Load the models, then serve commands until told to stop. Ends with its parent process, whatever it is at."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the server decides what it means
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     context = zmq.Context()
     commands, reports = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     commands.connect(commands_address)
     reports.connect(reports_address)
-    parent = multiprocessing.parent_process()  # which may be gone by now
-    assert parent
 
     def receive(wait: bool) -> list[Command]:
         received = []
-        if os.getppid() != parent.pid:
-            return [Shutdown()]
         if wait and not commands.poll(1000):
             return []
         while commands.poll(0):
@@ -53,3 +51,10 @@ def run_worker(config: EngineConfig, commands_address: str, reports_address: str
     finally:
         context.destroy(linger=1000)
     leave(0)
+
+
+def end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    os._exit(1)  # nobody is left who could be told anything

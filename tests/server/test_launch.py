@@ -14,7 +14,7 @@ import requests
 from servers import ROOT, Server
 
 from eagle_rt.engine.load import BUILT_IN
-from eagle_rt.server.launch import interrupts_later
+from eagle_rt.server.launch import STOP_SIGNALS, interrupts_later
 
 
 def launched(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -73,16 +73,18 @@ def test_ctrl_c_lets_requests_finish(target_dir: Path) -> None:
     assert "leaked" not in server.text(), "nothing is left that Python would complain of"
 
 
-def test_ctrl_c_while_it_starts(target_dir: Path) -> None:
-    """Nobody waits for models that are being loaded."""
-    server = Server("--model-path", str(target_dir), "--device", "cpu")
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_stop_while_it_starts(number: signal.Signals, target_dir: Path, tmp_path: Path) -> None:
+    """Nobody waits for models that are being loaded, and nothing is left of the server."""
+    server = Server("--model-path", str(target_dir), "--device", "cpu", environment={"TMPDIR": str(tmp_path)})
     while not children_of(server):
         time.sleep(0.05)
     time.sleep(0.5)
     (child,) = children_of(server)
-    assert server.stop() == 1
+    assert server.stop(number) == 1
     assert "Traceback" not in server.text()
     assert not Path(f"/proc/{child}").exists()
+    assert not list(tmp_path.glob("eagle_rt-*"))
 
 
 def test_an_engine_whose_server_has_gone_ends(target_dir: Path) -> None:
@@ -92,8 +94,35 @@ def test_an_engine_whose_server_has_gone_ends(target_dir: Path) -> None:
         time.sleep(0.01)
     server.process.kill()
     server.process.wait()
+    wait_for_end(children[0])
+
+
+def test_it_ends_whatever_it_is_at() -> None:
+    """Weights of a large model are read for minutes."""
+    server = subprocess.Popen([sys.executable, "-c", BUSY_ENGINE], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert server.stdout
+    engine = int(server.stdout.readline())
+    server.kill()
+    server.wait()
+    wait_for_end(engine)
+
+
+BUSY_ENGINE = """
+import multiprocessing, os, threading, time
+from eagle_rt.server.worker import end_with_parent
+
+def engine():
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+multiprocessing.get_context("fork").Process(target=engine).start()
+"""
+
+
+def wait_for_end(process: int) -> None:
     deadline = time.monotonic() + 60
-    while Path(f"/proc/{children[0]}").exists():
+    while Path(f"/proc/{process}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
