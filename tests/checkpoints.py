@@ -12,6 +12,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Phi3Config,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -42,6 +43,20 @@ QWEN3_EXPERTS = dict(  # noqa: C408
 GPT_OSS = dict(  # noqa: C408
     head_dim=32, num_local_experts=8, num_experts_per_tok=3, sliding_window=24, swiglu_limit=0.5
 )
+PHI3 = dict(pad_token_id=0, sliding_window=24)  # noqa: C408
+TRAINED_LENGTH = 64
+# Of a head's sixteen numbers twelve are turned.
+PHI3_LONG = dict(  # noqa: C408
+    pad_token_id=0,
+    original_max_position_embeddings=TRAINED_LENGTH,
+    rope_parameters={
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.8],
+        "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 9.0],
+    },
+)
 
 
 def family_config(name: str, **overrides):
@@ -61,6 +76,8 @@ def family_config(name: str, **overrides):
         "qwen3-moe-mixed": lambda: Qwen3MoeConfig(
             **{**SIZES, **QWEN3_EXPERTS, "mlp_only_layers": [5], "decoder_sparse_step": 2, **overrides}
         ),
+        "phi3": lambda: Phi3Config(**{**SIZES, **PHI3, **overrides}),
+        "phi3-long": lambda: Phi3Config(**{**SIZES, **PHI3_LONG, **overrides}),
         "gpt-oss": lambda: GptOssConfig(**{**SIZES, **GPT_OSS, **overrides}),
     }
     return configs[name]()
@@ -70,7 +87,7 @@ WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss")
 # Qwen3-MoE's weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses
 # between those.
 NO_NEAR_TIES = 3
-FAMILIES = ("llama", "llama-tied", "llama-biased", "mistral", "qwen2", "qwen2-window", "qwen3", *WITH_EXPERTS)
+FAMILIES = ("llama", "llama-tied", "llama-biased", "mistral", "qwen2", "qwen2-window", "qwen3", "phi3", "phi3-long", *WITH_EXPERTS)
 
 
 def random_model(config, seed: int = 0) -> PreTrainedModel:

@@ -110,6 +110,11 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
     context_length = config.context_length or spec.max_position_embeddings
     if context_length > spec.max_position_embeddings:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
+    if spec.rope.kind == "longrope" and context_length > spec.rope.trained_length:
+        notes.append(
+            f"angles are those for long texts, of up to {context_length} tokens; with --context-length {spec.rope.trained_length} "
+            "they are those for shorter ones, with which these may come out better"
+        )
     quantization = resolve_quantization(config, spec, torch.empty(0, dtype=dtype, device=config.device))
     require_room(spec, dtype, config.device, config.tensor_parallel_size, quantization)
     if is_rounded(quantization):

@@ -10,38 +10,54 @@ from torch import Tensor
 from eagle_rt.kernels.dispatch import compiled_kernel, triton_kernel
 
 DEFAULT_THETA = 10000.0
+# What transformers 4 writes beside `rope_scaling`, and 5 into `rope_parameters`.
+BESIDE_PARAMETERS = "original_max_position_embeddings", "partial_rotary_factor"
 
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """kind: default, linear, dynamic, llama3 or yarn; parameters: the config's own numbers for it.
+    """kind: default, linear, dynamic, llama3, yarn or longrope; parameters: the config's own numbers for it.
 
-    max_position_embeddings: of the config; context_length: what is served, which decides the stretch of `dynamic`.
+    rotary_dim: how many of a head's numbers are turned, the others stay as they are; max_position_embeddings: of the config.
+    What is served, `context_length` below, decides the stretch of `dynamic` and `longrope`.
     """
 
     head_dim: int
+    rotary_dim: int
     theta: float
     kind: str
     parameters: dict[str, Any]
     max_position_embeddings: int
+
+    @property
+    def trained_length(self) -> int:
+        return self.parameters.get("original_max_position_embeddings") or self.max_position_embeddings
 
 
 def rope_from_config(config: dict[str, Any], head_dim: int) -> RopeSpec:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (transformers 4).
 
     Raises:
-        ValueError: the kind of scaling is not supported.
+        ValueError: the kind of scaling is not supported, or what it needs is missing or wrong.
     """
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = {name: config[name] for name in BESIDE_PARAMETERS if config.get(name)}
+    parameters = given | (config.get("rope_parameters") or config.get("rope_scaling") or {})
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in INVERSE_FREQUENCIES:
         raise ValueError(f"config.json asks for rope scaling {kind!r}; supported are {', '.join(INVERSE_FREQUENCIES)}")
+    missing = [name for name in NEEDED.get(kind, ()) if parameters.get(name) is None]
+    if missing:
+        raise ValueError(f"config.json asks for rope scaling {kind!r} without {missing[0]}")
     theta = parameters.get("rope_theta") or config.get("rope_theta") or DEFAULT_THETA
-    return RopeSpec(head_dim, float(theta), kind, parameters, config.get("max_position_embeddings", 2048))
+    partial = parameters.get("partial_rotary_factor", 1.0)
+    rotary_dim = int(head_dim * partial)
+    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+        raise ValueError(f"partial_rotary_factor {partial} in config.json turns {rotary_dim} of a head's {head_dim} numbers")
+    return RopeSpec(head_dim, rotary_dim, float(theta), kind, parameters, config.get("max_position_embeddings", 2048))
 
 
 def default_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, float]:
-    return 1.0 / spec.theta ** (torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim), 1.0
+    return 1.0 / spec.theta ** (torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32) / spec.rotary_dim), 1.0
 
 
 def linear_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, float]:
@@ -56,11 +72,10 @@ def dynamic_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, fl
     Transformers stretches as a text grows, so that cached keys and new queries disagree; here the stretch is fixed by the
     served context length, and equals transformers' while a text fits the trained length.
     """
-    trained = spec.parameters.get("original_max_position_embeddings") or spec.max_position_embeddings
-    factor = spec.parameters["factor"]
+    trained, factor = spec.trained_length, spec.parameters["factor"]
     length = max(context_length, trained)
-    stretch = (factor * length / trained - (factor - 1)) ** (spec.head_dim / (spec.head_dim - 2))
-    exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
+    stretch = (factor * length / trained - (factor - 1)) ** (spec.rotary_dim / (spec.rotary_dim - 2))
+    exponents = torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32) / spec.rotary_dim
     return 1.0 / (spec.theta * stretch) ** exponents, 1.0
 
 
@@ -77,18 +92,17 @@ def llama3_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, flo
 def yarn_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, float]:
     """YaRN (Peng et al., 2023): interpolate by wavelength, and warm the attention's temperature."""
     frequencies, _ = default_frequencies(spec, context_length)
-    given = spec.parameters
-    trained = given.get("original_max_position_embeddings") or spec.max_position_embeddings
+    given, trained = spec.parameters, spec.trained_length
     factor = given.get("factor") or spec.max_position_embeddings / trained
 
     def dimension_with(num_rotations: float) -> float:
-        return spec.head_dim * math.log(trained / (num_rotations * 2 * math.pi)) / (2 * math.log(spec.theta))
+        return spec.rotary_dim * math.log(trained / (num_rotations * 2 * math.pi)) / (2 * math.log(spec.theta))
 
     low, high = dimension_with(given.get("beta_fast") or 32), dimension_with(given.get("beta_slow") or 1)
     if given.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, spec.head_dim - 1)
-    ramp = ((torch.arange(spec.head_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    low, high = max(low, 0), min(high, spec.rotary_dim - 1)
+    ramp = ((torch.arange(spec.rotary_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
     blended = frequencies / factor * ramp + frequencies * (1 - ramp)
 
     def warmth(scale: float, mscale: float = 1.0) -> float:
@@ -101,30 +115,62 @@ def yarn_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, float
     return blended, float(temperature)
 
 
+def longrope_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, float]:
+    """LongRoPE (Ding et al., 2024): a divisor for every frequency, one for texts of the trained length and one for longer ones.
+
+    Transformers changes from the first to the second when a text outgrows the trained length, so that cached keys and new queries
+    disagree; here the served context length decides.
+    """
+    given, trained = spec.parameters, spec.trained_length
+    frequencies, _ = default_frequencies(spec, context_length)
+    name = "long_factor" if context_length > trained else "short_factor"
+    divisors = torch.tensor(given[name], dtype=torch.float32)
+    if len(divisors) != len(frequencies):
+        raise ValueError(f"config.json has {len(divisors)} numbers as {name}, but each of {len(frequencies)} frequencies needs one")
+    factor = given.get("factor") or spec.max_position_embeddings / trained
+    temperature = given.get("attention_factor")
+    if temperature is None:
+        temperature = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    return frequencies / divisors, float(temperature)
+
+
 INVERSE_FREQUENCIES = {
     "default": default_frequencies,
     "linear": linear_frequencies,
     "dynamic": dynamic_frequencies,
     "llama3": llama3_frequencies,
     "yarn": yarn_frequencies,
+    "longrope": longrope_frequencies,
+}
+
+
+NEEDED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor"),
 }
 
 
 class Rope:
-    """Angles for any position: nothing is tabulated, so nothing ends at a table's length."""
+    """Angles for any position: nothing is tabulated, so nothing ends at a table's length.
+
+    The numbers of a head that are turned stand first in each of its halves, pair by pair; those that are not have no frequency.
+    """
 
     def __init__(self, spec: RopeSpec, context_length: int, dtype: torch.dtype, device: str) -> None:
-        frequencies, self._scale = INVERSE_FREQUENCIES[spec.kind](spec, context_length)
+        frequencies, scale = INVERSE_FREQUENCIES[spec.kind](spec, context_length)
+        num_still = (spec.head_dim - spec.rotary_dim) // 2
+        frequencies = torch.cat((frequencies, torch.zeros(num_still)))
+        scales = torch.cat((torch.full((spec.rotary_dim // 2,), scale), torch.ones(num_still)))
         # Negating the first half negates its sines and leaves the cosines as they are.
         self._frequencies = torch.cat((-frequencies, frequencies)).to(device)
+        self._scales = scales.repeat(2).to(device)
         self._dtype = dtype
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and signed sin [T, 1, head_dim] for `kernels.rotary.rotate`."""
         if kernel := triton_kernel("cos_sin", positions) or compiled_kernel("cos_sin", positions, self._dtype):
-            return kernel(positions, self._frequencies, self._scale, self._dtype)
+            return kernel(positions, self._frequencies, self._scales, self._dtype)
         angles = positions[:, None, None] * self._frequencies
-        cos, sin = angles.cos(), angles.sin()
-        if self._scale != 1.0:
-            cos, sin = cos * self._scale, sin * self._scale
-        return cos.to(self._dtype), sin.to(self._dtype)
+        return (angles.cos() * self._scales).to(self._dtype), (angles.sin() * self._scales).to(self._dtype)

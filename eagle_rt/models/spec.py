@@ -24,6 +24,7 @@ FAMILIES = {
     "MixtralForCausalLM": True,
     "Qwen3MoeForCausalLM": False,
     "GptOssForCausalLM": True,
+    "Phi3ForCausalLM": True,
 }
 
 
@@ -97,7 +98,8 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a config.json describes.
 
     Raises:
-        ValueError: the architecture, its activation, its rope scaling or how its weights are stored is not supported.
+        ValueError: the architecture, its activation, its rope scaling or how its weights are stored is not supported, or something
+            is missing.
     """
     names = config.get("architectures") or ["(none)"]
     if names[0] not in FAMILIES:
@@ -105,14 +107,21 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise ValueError(f"activation {activation!r} is not supported; {names[0]} is expected to use silu")
+    try:
+        return spec_of_family(config, names[0])
+    except KeyError as error:
+        raise ValueError(f"config.json has no {error.args[0]}, which {names[0]} needs: download it again") from None
+
+
+def spec_of_family(config: dict[str, Any], name: str) -> ModelSpec:
     shape = layer_shape(config)
     return ModelSpec(
-        architecture=names[0],
+        architecture=name,
         shape=shape,
         num_layers=config["num_hidden_layers"],
         vocab_size=config["vocab_size"],
         rope=rope_from_config(config, shape.head_dim),
-        windows=layer_windows(config, FAMILIES[names[0]]),
+        windows=layer_windows(config, FAMILIES[name]),
         tie_word_embeddings=config.get("tie_word_embeddings", False),
         max_position_embeddings=config.get("max_position_embeddings", 2048),
         dtype=DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "float32", torch.float32),

@@ -206,9 +206,9 @@ def test_best_tokens(dtype: torch.dtype, sizes: tuple[int, int], odd: float, see
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_angles(dtype: torch.dtype) -> None:
     positions, frequencies = torch.tensor([0, 1, 77, 100_000]), torch.cat((-torch.logspace(0, -4, 8), torch.logspace(0, -4, 8)))
-    angles = positions[:, None, None] * frequencies
-    found = cos_sin(positions, frequencies, 1.2, dtype)
-    for own, expected in zip(found, (angles.cos() * 1.2, angles.sin() * 1.2), strict=True):
+    angles, scales = positions[:, None, None] * frequencies, torch.linspace(0.7, 1.3, 8).repeat(2)
+    found = cos_sin(positions, frequencies, scales, dtype)
+    for own, expected in zip(found, (angles.cos() * scales, angles.sin() * scales), strict=True):
         torch.testing.assert_close(own, expected.to(dtype), rtol=0.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
 
 

@@ -35,7 +35,7 @@ KERNELS = [
     ("rotate_and_write", "_rotate_and_write", "*bf16 " * 5 + "*i64 *bf16 *bf16 i32 fp32", (32, 8, 64, 64, True)),
     ("rotate_and_write", "_rotate_and_write", "*bf16 " * 5 + "*i64 *bf16 *bf16 i32 fp32", (32, 8, 40, 64, False)),
     ("embed", "_embed", "*i64 *bf16 *bf16", (4096, 1024)),
-    ("cos_sin", "_cos_sin", "*i64 *fp32 *bf16 *bf16 fp32", (128, 128)),
+    ("cos_sin", "_cos_sin", "*i64 *fp32 *fp32 *bf16 *bf16", (128, 128)),
     ("norms_side_by_side", "_norms_side_by_side", "*bf16 " * 5 + "fp32 fp32", (4096, 4096, 4096, 4096)),
     ("skinny_product", "_skinny_product", "*bf16 *bf16 *bf16 i32 i32 i32", (32, 128, 128, False)),
     ("skinny_product", "_skinny_product", "*fp16 *fp16 *fp16 i32 i32 i32", (16, 32, 256, False)),

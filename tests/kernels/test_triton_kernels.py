@@ -99,10 +99,11 @@ def test_embed(rows: int, size: int, dtype: torch.dtype, seed: int) -> None:
 @pytest.mark.parametrize("head_dim", [80, 128])
 def test_cos_sin(head_dim: int, dtype: torch.dtype, scale: float) -> None:
     """Angles are large, where an approximation would be far off."""
-    spec = RopeSpec(head_dim, 10000.0, "yarn" if scale > 1 else "default", {"factor": 4.0, "attention_factor": scale}, 2048)
+    kind, parameters = "yarn" if scale > 1 else "default", {"factor": 4.0, "attention_factor": scale}
+    spec = RopeSpec(head_dim, head_dim - 16, 10000.0, kind, parameters, 2048)
     rope = Rope(spec, 2048, dtype, DEVICE)
     positions = torch.tensor([0, 1, 77, 2047, 131071], device=DEVICE)
-    found = cos_sin(positions, rope._frequencies, rope._scale, dtype)
+    found = cos_sin(positions, rope._frequencies, rope._scales, dtype)
     for own, expected in zip(found, rope.cos_sin(positions), strict=True):
         close(own, expected, dtype)
 

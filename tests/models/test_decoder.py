@@ -1,6 +1,8 @@
 """Logits against transformers."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,12 @@ from transformers import AutoModelForCausalLM
 TOKENS = torch.randint(6, checkpoints.VOCAB_SIZE, (90,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
-def assert_equals_transformers(directory: Path, context_length: int = 512) -> None:
+def assert_equals_transformers(directory: Path, context_length: int = 512, tokens: list[int] = TOKENS) -> None:
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     with torch.inference_mode():
-        expected = model(torch.tensor([TOKENS])).logits[0]
+        expected = model(torch.tensor([tokens])).logits[0]
     assert expected.std() > 0.1, "a model whose logits hardly differ would prove nothing"
-    torch.testing.assert_close(text_logits(load_target(directory, context_length), TOKENS), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(text_logits(load_target(directory, context_length), tokens), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("max_shard_size", ["5GB", "100KB"])
@@ -76,6 +78,42 @@ def test_dynamic_rope_stretches_to_the_served_context(tmp_path: Path) -> None:
     assert_equals_transformers(tmp_path, context_length=len(TOKENS))
     with pytest.raises(AssertionError, match="not close"):
         assert_equals_transformers(tmp_path, context_length=40)
+
+
+def test_longrope_is_for_what_is_served(tmp_path: Path) -> None:
+    """Transformers goes by the text: both agree on short texts where nothing else is served. In the spelling of transformers 4."""
+    checkpoints.write_target(tmp_path, "phi3-long")
+    config_file = tmp_path / "config.json"
+    config = json.loads(config_file.read_text())
+    scaling = config.pop("rope_parameters")
+    for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+        config[name] = scaling.pop(name)
+    scaling["type"] = scaling.pop("rope_type")
+    config_file.write_text(json.dumps(config | {"rope_scaling": scaling}))
+    short = TOKENS[: checkpoints.TRAINED_LENGTH]
+    assert_equals_transformers(tmp_path, len(short), short)
+    assert_equals_transformers(tmp_path, len(TOKENS))
+    with pytest.raises(AssertionError, match="not close"):
+        assert_equals_transformers(tmp_path, len(TOKENS), short)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "config.json has no hidden_size, which LlamaForCausalLM needs"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "'linear' without factor"),
+        ({"partial_rotary_factor": 2}, "partial_rotary_factor 2 in config.json turns 32 of a head's 16 numbers"),
+        ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}}, "1 numbers as short_factor"),
+    ],
+    ids=["size", "factor", "part", "frequencies"],
+)
+def test_what_a_config_lacks_is_named(target_dir: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    shutil.copytree(target_dir, tmp_path, dirs_exist_ok=True)
+    config_file = tmp_path / "config.json"
+    config = json.loads(config_file.read_text()) | change
+    config_file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_target(tmp_path)
 
 
 def test_a_pickle_of_weights(tmp_path: Path) -> None:

@@ -236,7 +236,14 @@ def quantize(plain: Path, quantized: Path, name: str) -> Path:
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("name", "family"),
-    [*((name, "llama-biased") for name in STORAGES), ("fp8-blocks", "qwen3-moe"), ("gptq", "mixtral"), ("awq", "qwen3-moe-mixed")],
+    [
+        *((name, "llama-biased") for name in STORAGES),
+        ("fp8-blocks", "qwen3-moe"),
+        ("gptq", "mixtral"),
+        ("awq", "qwen3-moe-mixed"),
+        ("gptq-shuffled", "phi3"),
+        ("compressed-4-zeros", "phi3"),
+    ],
 )
 def test_every_layout(tmp_path: Path, name: str, family: str) -> None:
     quantized = write(tmp_path, name, family)

@@ -83,6 +83,8 @@ def head_spec(config: dict[str, Any], target: ModelSpec, kind: str) -> HeadSpec:
             "this head was made for another target"
         )
     rope = rope_from_config(config, shape.head_dim)
+    if rope.rotary_dim != rope.head_dim:
+        raise ValueError(f"partial_rotary_factor {rope.parameters['partial_rotary_factor']} of the head is not supported, 1 is")
     spec = HeadSpec(
         kind=kind,
         shape=shape,

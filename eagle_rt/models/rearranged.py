@@ -1,0 +1,58 @@
+"""Checkpoints that lay out a layer's projections in another way than Llama's: as Phi-3's, which hold those of one input in one
+tensor, and in which only the first numbers of a head may be turned."""
+
+import re
+
+import torch
+from torch import Tensor
+
+from eagle_rt.models.spec import ModelSpec
+from eagle_rt.models.weights import Checkpoint
+
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+TURNED = r"\.[qk]_(proj|norm)\.(weight|bias)$"
+
+
+class RearrangedCheckpoint(Checkpoint):
+    """A target's tensors by Llama's names, and the numbers of queries and keys in the order that `Rope` wants: the two of a pair
+    half a head apart, those that are not turned behind them in both halves."""
+
+    def __init__(self, tensors: Checkpoint, spec: ModelSpec) -> None:
+        self._tensors, self._spec, self._read_last = tensors, spec, ("", torch.empty(0))
+        shape = spec.shape
+        queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self._sizes = {"qkv_proj": (queries, keys, keys), "gate_up_proj": (shape.intermediate_size,) * 2}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors or (fused_name(name) or name) in self._tensors
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = self._tensors.take(name, shape) if name in self._tensors else self._part(name, shape)
+        return self._in_order(tensor) if re.search(TURNED, name) else tensor
+
+    def _part(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A view of the fused tensor, which is held until another one is wanted."""
+        whole_name = fused_name(name)
+        if whole_name not in self._tensors:
+            return self._tensors.take(name, shape)  # which says that it is missing
+        part, fused = name.split(".")[-2], whole_name.split(".")[-2]
+        sizes = self._sizes[fused]
+        if self._read_last[0] != whole_name:
+            self._read_last = whole_name, self._tensors.take(whole_name, (sum(sizes), *shape[1:]))
+        return self._read_last[1].split(sizes)[FUSED[fused].index(part)]
+
+    def _in_order(self, tensor: Tensor) -> Tensor:
+        head_dim, num_turned = self._spec.rope.head_dim, self._spec.rope.rotary_dim
+        if num_turned == head_dim:
+            return tensor
+        first, second = torch.arange(num_turned).chunk(2)
+        first_still, second_still = torch.arange(num_turned, head_dim).chunk(2)
+        order = torch.cat((first, first_still, second, second_still)).to(tensor.device)
+        return tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
+
+
+def fused_name(name: str) -> str:
+    """Of the tensor that would hold this one; nothing if none would."""
+    *layer, part, kind = name.rsplit(".", 2)
+    fused = next((fused for fused, parts in FUSED.items() if part in parts), None)
+    return ".".join((*layer, fused, kind)) if fused else ""
