@@ -242,7 +242,7 @@ def turning_products(x: Tensor, heads: tuple[int, int, int]) -> dict[str, Callab
 
     def one_after_the_other(x: Tensor, weight: Tensor) -> Tensor:
         qkv = torch_product(x, weight).view(len(x), -1, head_dim)
-        return rotate_and_write(qkv, num_heads, angles, angles, None, 0.0, storage, slots)
+        return rotate_and_write(qkv, num_heads, angles, angles, None, storage, slots)
 
     def at_once(x: Tensor, weight: Tensor) -> Tensor:
         return turned_product(x, weight, None, num_heads, angles, angles, storage, slots)

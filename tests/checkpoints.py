@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     GptOssConfig,
+    HunYuanDenseV1Config,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -57,6 +58,8 @@ PHI3_LONG = dict(  # noqa: C408
         "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 9.0],
     },
 )
+# As Hunyuan's published configs say it.
+NTK = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 20.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0}
 
 
 def family_config(name: str, **overrides):
@@ -78,6 +81,7 @@ def family_config(name: str, **overrides):
         ),
         "phi3": lambda: Phi3Config(**{**SIZES, **PHI3, **overrides}),
         "phi3-long": lambda: Phi3Config(**{**SIZES, **PHI3_LONG, **overrides}),
+        "hunyuan": lambda: HunYuanDenseV1Config(**{**SIZES, "head_dim": 32, "rope_parameters": NTK, **overrides}),
         "gpt-oss": lambda: GptOssConfig(**{**SIZES, **GPT_OSS, **overrides}),
     }
     return configs[name]()
@@ -87,7 +91,19 @@ WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss")
 # Qwen3-MoE's weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses
 # between those.
 NO_NEAR_TIES = 3
-FAMILIES = ("llama", "llama-tied", "llama-biased", "mistral", "qwen2", "qwen2-window", "qwen3", "phi3", "phi3-long", *WITH_EXPERTS)
+FAMILIES = (
+    "llama",
+    "llama-tied",
+    "llama-biased",
+    "mistral",
+    "qwen2",
+    "qwen2-window",
+    "qwen3",
+    "phi3",
+    "phi3-long",
+    "hunyuan",
+    *WITH_EXPERTS,
+)
 
 
 def random_model(config, seed: int = 0) -> PreTrainedModel:

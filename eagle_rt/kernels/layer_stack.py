@@ -28,11 +28,13 @@ class LayerStack:
     def __init__(self, parts: Sequence[LayerParts], norms: Sequence[RMSNorm | None], first: int) -> None:
         products = zip(*(layer.products for layer in parts), strict=True)
         qkv, output, *feed_forward = (ProductStack(own, len(own)).weights for own in products)
+        head_norms = parts[0].head_norms
         before_gate = [layer.feed_forward_norm for layer in parts]
         own = LayerWeights(
             qkv,
-            array_of(torch.stack([head_norms(layer) for layer in parts])),
-            np.float32(parts[0].query_norm.eps if parts[0].query_norm else 0.0),
+            array_of(torch.stack([head_norm_weights(layer) for layer in parts])),
+            np.float32(head_norms.eps if head_norms else 0.0),
+            bool(head_norms and head_norms.follow_turning),
             np.stack([sinks_for(layer.sinks, layer.num_heads) for layer in parts]),
             output,
             array_of(torch.stack([norm.weight for norm in before_gate])),
@@ -83,8 +85,8 @@ def feed_forward_weights(products: list[Weights], mixing: Mixing | None) -> Gate
     return expert_weights(router, gate_and_up, down, mixing)
 
 
-def head_norms(layer: LayerParts) -> Tensor:
+def head_norm_weights(layer: LayerParts) -> Tensor:
     """[2, head_dim] those of queries and keys, or [2, 0]."""
-    if layer.query_norm and layer.key_norm:
-        return torch.stack((layer.query_norm.weight, layer.key_norm.weight))
+    if layer.head_norms:
+        return torch.stack(layer.head_norms.weights)
     return layer.feed_forward_norm.weight.new_empty(2, 0)

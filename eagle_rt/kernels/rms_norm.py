@@ -1,6 +1,7 @@
 """Root-mean-square normalisation."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,6 +34,28 @@ class RMSNorm:
             return kernel(x, delta, self.weight, self.eps)
         x = x if delta is None else x + delta
         return x, self(x)
+
+
+@dataclass(frozen=True)
+class HeadNorms:
+    """Those of queries and of keys, with one eps, over the numbers of a head. follow_turning: whether what has been turned is
+    normed, as in Hunyuan; elsewhere what has been normed is turned."""
+
+    queries: RMSNorm
+    keys: RMSNorm
+    follow_turning: bool = False
+
+    @property
+    def eps(self) -> float:
+        return self.queries.eps
+
+    @property
+    def weights(self) -> tuple[Tensor, Tensor]:
+        return self.queries.weight, self.keys.weight
+
+    def __call__(self, heads: Tensor, num_queries: int) -> Tensor:
+        """Of heads [T, N, head_dim], of which the first are queries and the others keys."""
+        return torch.cat((self.queries(heads[:, :num_queries]), self.keys(heads[:, num_queries:])), dim=1)
 
 
 def norms_side_by_side(x: Tensor, x_norm: RMSNorm, y: Tensor, y_norm: RMSNorm) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from eagle_rt.kernels.experts import Mixing
 from eagle_rt.kernels.narrow_experts import NarrowStack
 from eagle_rt.kernels.packed_linear import OpaqueProduct, PackedProduct
-from eagle_rt.kernels.rms_norm import RMSNorm
+from eagle_rt.kernels.rms_norm import HeadNorms, RMSNorm
 
 if TYPE_CHECKING:  # not everywhere is numba installed
     from eagle_rt.kernels.panel_product import ProductStack
@@ -63,8 +63,7 @@ class LayerParts:
 
     products: "tuple[OpaqueProduct | ProductStack | NarrowStack | None, ...]"
     num_heads: int
-    query_norm: RMSNorm | None
-    key_norm: RMSNorm | None
+    head_norms: HeadNorms | None
     feed_forward_norm: RMSNorm
     window: int | None
     sinks: Tensor | None

@@ -12,7 +12,7 @@ from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 from eagle_rt.kernels.products import Quantization, product_with
-from eagle_rt.kernels.rms_norm import RMSNorm
+from eagle_rt.kernels.rms_norm import HeadNorms, RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.skinny import most_skinny_rows, most_turned_rows
@@ -121,12 +121,7 @@ class Attention:
         self.output = linear(checkpoint, f"{prefix}.o_proj", shape.hidden_size, shape.num_heads * shape.head_dim, quantization)
         sinks = checkpoint.take_optional(f"{prefix}.sinks", (shape.num_heads,))
         self.sinks = None if sinks is None else sinks.float()
-        query_norm = checkpoint.take_optional(f"{prefix}.q_norm.weight", (shape.head_dim,))
-        self.query_norm = self.key_norm = None
-        if query_norm is not None:
-            key_norm = checkpoint.take(f"{prefix}.k_norm.weight", (shape.head_dim,))
-            self.query_norm = RMSNorm(query_norm, shape.rms_norm_eps)
-            self.key_norm = RMSNorm(key_norm, shape.rms_norm_eps)
+        self.norms = head_norms(checkpoint, prefix, shape)
         self._most_turned_rows = 0 if self.qkv.product else most_turned_rows(self.qkv.weight, shape.head_dim)
 
     def quantized(self) -> "Attention":
@@ -144,28 +139,28 @@ class Attention:
         if context.cache:
             pool, slots = context.cache
             return self._turn_and_write(x, context, pool.storage[layer], slots), None
-        qkv = self._qkv_heads(x)
-        num_turned = self.num_heads + self._kv_heads
-        if self.query_norm and self.key_norm:
-            qkv[:, : self.num_heads] = self.query_norm(qkv[:, : self.num_heads])
-            qkv[:, self.num_heads : num_turned] = self.key_norm(qkv[:, self.num_heads : num_turned])
-        qkv[:, :num_turned] = rotate(qkv[:, :num_turned], context.cos, context.sin)
+        qkv, norms, num_turned = self._qkv_heads(x), self.norms, self.num_heads + self._kv_heads
+        turned = qkv[:, :num_turned]
+        if norms and not norms.follow_turning:
+            turned = norms(turned, self.num_heads)
+        turned = rotate(turned, context.cos, context.sin)
+        if norms and norms.follow_turning:
+            turned = norms(turned, self.num_heads)
+        qkv[:, :num_turned] = turned
         return qkv[:, : self.num_heads], qkv[:, self.num_heads :].unflatten(1, (2, self._kv_heads))
 
     def _turn_and_write(self, x: Tensor, context: PassContext, storage: Tensor, slots: Tensor) -> Tensor:
         turning = self.num_heads, context.cos, context.sin
         if turned_product := self._turned_kernel(x):
             return turned_product(x, self.qkv.weight, self.qkv.bias, *turning, storage, slots)
-        qkv, weights, eps = self._qkv_heads(x), None, 0.0
-        if self.query_norm and self.key_norm:
-            weights, eps = (self.query_norm.weight, self.key_norm.weight), self.query_norm.eps
+        qkv = self._qkv_heads(x)
         rotate_and_write = dispatch.kernel_for("rotate_and_write", qkv)
         assert rotate_and_write  # or there would be no cache in the context
-        return rotate_and_write(qkv, *turning, weights, eps, storage, slots)
+        return rotate_and_write(qkv, *turning, self.norms, storage, slots)
 
     def _turned_kernel(self, x: Tensor) -> Callable[..., Tensor] | None:
         """What makes queries, keys and values, turns them and writes to the cache at once, where there is such a kernel."""
-        is_able = not (self.qkv.product or self.query_norm) and 0 < len(x) <= self._most_turned_rows
+        is_able = not (self.qkv.product or self.norms) and 0 < len(x) <= self._most_turned_rows
         return dispatch.triton_kernel("turned_product", x) if is_able else None
 
     def _qkv_heads(self, x: Tensor) -> Tensor:
@@ -230,7 +225,7 @@ class Block:
     def parts(self) -> LayerParts:
         attention, feed_forward = self.attention, self.feed_forward
         products = (attention.qkv.product, attention.output.product, *feed_forward.products)
-        norms = attention.query_norm, attention.key_norm, self.feed_forward_norm
+        norms = attention.norms, self.feed_forward_norm
         return LayerParts(products, attention.num_heads, *norms, attention.window, attention.sinks, feed_forward.mixing)
 
     def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor]:
@@ -267,6 +262,17 @@ def merged_linear(checkpoint: Checkpoint, out_sizes: dict[str, int], in_size: in
 
 def norm(checkpoint: Checkpoint, name: str, size: int, eps: float) -> RMSNorm:
     return RMSNorm(checkpoint.take(f"{name}.weight", (size,)), eps)
+
+
+def head_norms(checkpoint: Checkpoint, prefix: str, shape: LayerShape) -> HeadNorms | None:
+    """Their names tell whether they come before turning or after it."""
+    for (queries, keys), follow_turning in ((("q_norm", "k_norm"), False), (("query_layernorm", "key_layernorm"), True)):
+        if f"{prefix}.{queries}.weight" in checkpoint:
+            of_queries, of_keys = (
+                norm(checkpoint, f"{prefix}.{name}", shape.head_dim, shape.rms_norm_eps) for name in (queries, keys)
+            )
+            return HeadNorms(of_queries, of_keys, follow_turning)
+    return None
 
 
 def optional_norm(checkpoint: Checkpoint, name: str, size: int, eps: float) -> RMSNorm | None:

@@ -10,7 +10,7 @@ from eagle_rt.models.spec import ModelSpec
 from eagle_rt.models.weights import Checkpoint
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-TURNED = r"\.[qk]_(proj|norm)\.(weight|bias)$"
+TURNED = r"\.([qk]_(proj|norm)|(query|key)_layernorm)\.(weight|bias)$"
 
 
 class RearrangedCheckpoint(Checkpoint):

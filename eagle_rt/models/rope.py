@@ -1,7 +1,7 @@
 """Rotary frequencies from a checkpoint's config, with the scalings that long-context models use."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -67,16 +67,17 @@ def linear_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, flo
 
 
 def dynamic_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, float]:
-    """NTK-aware stretching of the base.
+    """NTK-aware stretching of the base, by `alpha` where it is given, as Hunyuan's is.
 
     Transformers stretches as a text grows, so that cached keys and new queries disagree; here the stretch is fixed by the
     served context length, and equals transformers' while a text fits the trained length.
     """
-    trained, factor = spec.trained_length, spec.parameters["factor"]
-    length = max(context_length, trained)
-    stretch = (factor * length / trained - (factor - 1)) ** (spec.rotary_dim / (spec.rotary_dim - 2))
-    exponents = torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32) / spec.rotary_dim
-    return 1.0 / (spec.theta * stretch) ** exponents, 1.0
+    stretch = spec.parameters.get("alpha")
+    if stretch is None:
+        trained, factor = spec.trained_length, spec.parameters["factor"]
+        stretch = factor * max(context_length, trained) / trained - (factor - 1)
+    theta = spec.theta * stretch ** (spec.rotary_dim / (spec.rotary_dim - 2))
+    return default_frequencies(replace(spec, theta=theta), context_length)
 
 
 def llama3_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, float]:

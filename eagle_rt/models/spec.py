@@ -25,6 +25,7 @@ FAMILIES = {
     "Qwen3MoeForCausalLM": False,
     "GptOssForCausalLM": True,
     "Phi3ForCausalLM": True,
+    "HunYuanDenseV1ForCausalLM": None,
 }
 
 

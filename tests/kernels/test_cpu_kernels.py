@@ -22,7 +22,7 @@ from eagle_rt.kernels.cpu.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.cpu.top_children import top_children
 from eagle_rt.kernels.cpu.vectors import array_of, words_of
 from eagle_rt.kernels.panel_product import RowProduct
-from eagle_rt.kernels.rms_norm import RMSNorm, norms_side_by_side
+from eagle_rt.kernels.rms_norm import HeadNorms, RMSNorm, norms_side_by_side
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.speculate.sampler import best_token as best_token_of
 from eagle_rt.tree.expand import top_children as top_children_in_torch
@@ -135,21 +135,22 @@ def test_gate(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("has_norms", [False, True])
-def test_rotation_and_writing(dtype: torch.dtype, has_norms: bool) -> None:
+@pytest.mark.parametrize("follows", [None, False, True])
+def test_rotation_and_writing(dtype: torch.dtype, follows: bool | None) -> None:
+    """follows: whether norms follow turning; None for no norms."""
     num_heads, num_kv_heads, head_dim, slots = 4, 2, 16, torch.tensor([7, 2, 9])
     qkv = torch.randn(3, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
     angles = torch.randn(3, 1, head_dim // 2)
     cos = torch.cat((angles.cos(), angles.cos()), dim=2).to(dtype)
     sin = torch.cat((-angles.sin(), angles.sin()), dim=2).to(dtype)
-    weights = (torch.rand(head_dim).to(dtype), torch.rand(head_dim).to(dtype)) if has_norms else None
-    expected = qkv.clone()
-    if weights:
-        expected[:, :num_heads] = RMSNorm(weights[0], 1e-5)(qkv[:, :num_heads])
-        expected[:, num_heads:-num_kv_heads] = RMSNorm(weights[1], 1e-5)(qkv[:, num_heads:-num_kv_heads])
-    turned = rotate(expected[:, :-num_kv_heads], cos, sin)
+    of_queries, of_keys = (RMSNorm(torch.rand(head_dim).to(dtype), 1e-5) for _ in range(2))
+    norms = None if follows is None else HeadNorms(of_queries, of_keys, follows)
+    turned = qkv[:, :-num_kv_heads]
+    turned = norms(turned, num_heads) if norms and not follows else turned
+    turned = rotate(turned, cos, sin)
+    turned = norms(turned, num_heads) if norms and follows else turned
     storage = torch.zeros(12, 2, num_kv_heads, head_dim, dtype=dtype)
-    queries = rotate_and_write(qkv.clone(), num_heads, cos, sin, weights, 1e-5, storage, slots)
+    queries = rotate_and_write(qkv.clone(), num_heads, cos, sin, norms, storage, slots)
     torch.testing.assert_close(queries, turned[:, :num_heads], **TOLERANCES[dtype])
     torch.testing.assert_close(storage[slots, 0], turned[:, num_heads:], **TOLERANCES[dtype])
     assert torch.equal(storage[slots, 1], qkv[:, -num_kv_heads:])

@@ -77,7 +77,7 @@ def test_turned_products(
     sums = x.float() @ weight.float().T
     product = (sums if bias is None else sums + bias.float()).to(dtype).view(rows, heads + 2 * kv_heads, head_dim)
     expected = rotate_and_write(
-        product.view(rows, heads + 2 * kv_heads, head_dim), heads, cos, sin, None, 0.0, expected_pool.storage[1], slots
+        product.view(rows, heads + 2 * kv_heads, head_dim), heads, cos, sin, None, expected_pool.storage[1], slots
     )
     assert torch.equal(queries, expected)
     assert torch.equal(pool.storage, expected_pool.storage)

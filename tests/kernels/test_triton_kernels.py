@@ -12,7 +12,7 @@ from torch import Tensor
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels import noise as noise_twin
-from eagle_rt.kernels.rms_norm import RMSNorm
+from eagle_rt.kernels.rms_norm import HeadNorms, RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.silu_and_mul import silu_and_mul as silu_and_mul_twin
 from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
@@ -123,30 +123,31 @@ def test_norms_side_by_side(rows: int, sizes: tuple[int, int], dtype: torch.dtyp
     kv_heads=st.integers(1, 3),
     group=st.sampled_from([1, 2, 7]),
     head_dim=st.sampled_from([16, 64, 80, 96, 128]),
-    has_norm=st.booleans(),
+    follows=st.sampled_from([None, False, True]),
     dtype=st.sampled_from(DTYPES),
     seed=SEEDS,
 )
 def test_rotate_and_write(
-    tokens: int, kv_heads: int, group: int, head_dim: int, has_norm: bool, dtype: torch.dtype, seed: int
+    tokens: int, kv_heads: int, group: int, head_dim: int, follows: bool | None, dtype: torch.dtype, seed: int
 ) -> None:
+    """follows: whether norms follow turning; None for no norms."""
     heads = kv_heads * group
     qkv = randn(seed, tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
     angles = randn(seed + 1, tokens, head_dim // 2).repeat(1, 2)[:, None]
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     sin[..., : head_dim // 2] *= -1
-    weights = (randn(seed + 2, head_dim, dtype=dtype), randn(seed + 3, head_dim, dtype=dtype)) if has_norm else None
+    of_queries, of_keys = (RMSNorm(randn(seed + index, head_dim, dtype=dtype), 1e-6) for index in (2, 3))
+    norms = None if follows is None else HeadNorms(of_queries, of_keys, follows)
     pool, expected_pool = (KVPool(2, 12, kv_heads, head_dim, dtype, DEVICE) for _ in range(2))
     slots = torch.randperm(12, generator=torch.Generator().manual_seed(seed))[:tokens].to(DEVICE)
 
-    queries = rotate_and_write(qkv, heads, cos, sin, weights, 1e-6, pool.storage[1], slots)
+    queries = rotate_and_write(qkv, heads, cos, sin, norms, pool.storage[1], slots)
 
-    turned = qkv.clone()
-    if weights:
-        turned[:, :heads] = RMSNorm(weights[0], 1e-6)(turned[:, :heads])
-        turned[:, heads : heads + kv_heads] = RMSNorm(weights[1], 1e-6)(turned[:, heads : heads + kv_heads])
-    turned[:, : heads + kv_heads] = rotate(turned[:, : heads + kv_heads], cos, sin)
-    expected_pool.write(1, slots, turned[:, heads:].unflatten(1, (2, kv_heads)))
+    turned = qkv[:, :-kv_heads]
+    turned = norms(turned, heads) if norms and not follows else turned
+    turned = rotate(turned, cos, sin)
+    turned = norms(turned, heads) if norms and follows else turned
+    expected_pool.write(1, slots, torch.stack((turned[:, heads:], qkv[:, -kv_heads:]), dim=1))
     close(queries, turned[:, :heads], dtype)
     close(pool.storage, expected_pool.storage, dtype)
 

@@ -20,11 +20,13 @@ from eagle_rt.kernels.cpu.vectors import pairs_of
 
 
 class LayerWeights(NamedTuple):
-    """head_norms: [2, head_dim] those of queries and keys, or [2, 0]. Norms are an `array_of`. sinks: [heads], of `sinks_for`."""
+    """head_norms: [2, head_dim] those of queries and keys, or [2, 0]; whether they follow turning: see `HeadNorms`. Norms are an
+    `array_of`. sinks: [heads], of `sinks_for`."""
 
     qkv: Weights
     head_norms: NDArray
     head_norm_eps: np.float32
+    norms_follow_turning: bool
     sinks: NDArray[np.float32]
     output: Weights
     norm: NDArray
@@ -60,6 +62,7 @@ def layer(
         angles[1],
         weights.head_norms,
         weights.head_norm_eps,
+        weights.norms_follow_turning,
         storage,
         slots,
         queries,

@@ -51,6 +51,7 @@ def layers(
             weights_at(own.qkv, i),
             own.head_norms[i],
             own.head_norm_eps,
+            own.norms_follow_turning,
             own.sinks[i],
             weights_at(own.output, i),
             own.norm[i],

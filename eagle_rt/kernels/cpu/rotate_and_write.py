@@ -1,6 +1,6 @@
 """Norm and rotation of queries and keys, and the writing of keys and values, on a CPU in one compiled function; needs numba.
 
-The twins are `RMSNorm`, `kernels.rotary.rotate` and `KVPool.write`.
+The twins are `HeadNorms`, `kernels.rotary.rotate` and `KVPool.write`.
 """
 
 import numpy as np
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from eagle_rt.kernels.cpu.add_rms_norm import norm_row
 from eagle_rt.kernels.cpu.vectors import FLAGS, array_of, number_of, stored_as
+from eagle_rt.kernels.rms_norm import HeadNorms
 
 
 def rotate_and_write(
@@ -17,24 +18,24 @@ def rotate_and_write(
     num_heads: int,
     cos: Tensor,
     sin: Tensor,
-    norm_weights: tuple[Tensor, Tensor] | None,
-    eps: float,
+    norms: HeadNorms | None,
     storage: Tensor,
     slots: Tensor,
 ) -> Tensor:
     """Queries [T, heads, head_dim] of qkv [T, heads + 2 kv heads, head_dim]; keys and values go to slots [T] of storage [S, 2, kv
     heads, head_dim].
 
-    cos, sin: [T, 1, head_dim], see `rotate`. norm_weights: of queries and of keys, [head_dim] each.
+    cos, sin: [T, 1, head_dim], see `rotate`.
     """
     queries = qkv.new_empty(qkv.shape[0], num_heads, qkv.shape[2])
-    weights = norm_weights or (qkv.new_empty(0),) * 2
+    weights = norms.weights if norms else (qkv.new_empty(0),) * 2
     rotate_rows(
         array_of(qkv),
         array_of(cos.flatten(1)),
         array_of(sin.flatten(1)),
         array_of(torch.stack(weights)),
-        np.float32(eps),
+        np.float32(norms.eps if norms else 0.0),
+        bool(norms and norms.follow_turning),
         array_of(storage),
         slots.contiguous().numpy(),
         array_of(queries),
@@ -49,6 +50,7 @@ def rotate_rows(
     sin: np.ndarray,
     weights: np.ndarray,
     eps: np.float32,
+    norms_follow_turning: bool,
     storage: np.ndarray,
     slots: np.ndarray,
     queries: np.ndarray,
@@ -59,10 +61,12 @@ def rotate_rows(
     for t in range(num_rows):
         for head in range(num_heads + num_kv_heads):
             row, is_key = qkv[t, head], head >= num_heads
-            if weights.shape[1]:
-                norm_row(row, weights[1 if is_key else 0], eps, row)
             target = storage[slots[t], 0, head - num_heads] if is_key else queries[t, head]
+            if weights.shape[1] and not norms_follow_turning:
+                norm_row(row, weights[1 if is_key else 0], eps, row)
             turn(row, cos[t], sin[t], half, target)
+            if weights.shape[1] and norms_follow_turning:
+                norm_row(target, weights[1 if is_key else 0], eps, target)
         for head in range(num_kv_heads):
             storage[slots[t], 1, head] = qkv[t, num_heads + num_kv_heads + head]
 

@@ -1,6 +1,6 @@
 """Query and key norm, rotary embedding and the write to the cache in one kernel.
 
-The twin is what `models/layers.py` does in four operators: `kernels/rms_norm.py`, `kernels/rotary.py`, `KVPool.write`.
+The twin is what `models/layers.py` does in four operators: `HeadNorms`, `kernels/rotary.py`, `KVPool.write`.
 """
 
 import torch
@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eagle_rt.kernels.rms_norm import HeadNorms
 from eagle_rt.kernels.triton.common import padded, rounded
 
 
@@ -15,6 +16,14 @@ from eagle_rt.kernels.triton.common import padded, rounded
 def turned(first, second, cos, sin):
     """The halves of heads, turned by their positions' angles."""
     return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def normed(first, second, weight, eps, is_pair, HALF: tl.constexpr):
+    """The halves of a head, over the length of both."""
+    scale = 1.0 / tl.sqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / (2 * HALF) + eps)
+    first *= scale * tl.load(weight, mask=is_pair, other=0.0).to(tl.float32)
+    return first, second * scale * tl.load(weight + HALF, mask=is_pair, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -34,6 +43,7 @@ def _rotate_and_write(
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    NORM_FOLLOWS: tl.constexpr,
 ):
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pairs = tl.arange(0, BLOCK)
@@ -44,16 +54,17 @@ def _rotate_and_write(
     second = tl.load(place + HALF, mask=is_pair, other=0.0).to(tl.float32)
     is_query = head < NUM_HEADS
     if head < NUM_HEADS + NUM_KV_HEADS:
-        if HAS_NORM:
-            scale = 1.0 / tl.sqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / (2 * HALF) + eps)
-            weight = query_weight if is_query else key_weight
-            first *= scale * tl.load(weight + pairs, mask=is_pair, other=0.0).to(tl.float32)
-            second *= scale * tl.load(weight + HALF + pairs, mask=is_pair, other=0.0).to(tl.float32)
+        weight = (query_weight if is_query else key_weight) + pairs
+        if HAS_NORM and not NORM_FOLLOWS:
+            first, second = normed(first, second, weight, eps, is_pair, HALF)
             first, second = rounded(first, dtype).to(tl.float32), rounded(second, dtype).to(tl.float32)
         angle = token * 2 * HALF + HALF + pairs
         c = tl.load(cos + angle, mask=is_pair, other=0.0).to(tl.float32)
         s = tl.load(sin + angle, mask=is_pair, other=0.0).to(tl.float32)
         first, second = turned(first, second, c, s)
+        if HAS_NORM and NORM_FOLLOWS:
+            first, second = rounded(first, dtype).to(tl.float32), rounded(second, dtype).to(tl.float32)
+            first, second = normed(first, second, weight, eps, is_pair, HALF)
     if is_query:
         target = queries + (token * NUM_HEADS + head) * 2 * HALF + pairs
     else:
@@ -68,23 +79,22 @@ def rotate_and_write(
     num_heads: int,
     cos: Tensor,
     sin: Tensor,
-    norm_weights: tuple[Tensor, Tensor] | None,
-    eps: float,
+    norms: HeadNorms | None,
     storage: Tensor,
     slots: Tensor,
 ) -> Tensor:
     """The turned queries [T, heads, head_dim] of qkv [T, heads + 2 * kv heads, head_dim]; keys and values go to the cache.
 
-    cos, sin: [T, 1, head_dim], with the first half of `sin` negated, which is not read; norm_weights: of query and key norm;
-    storage: one layer of the cache, [S, 2, kv heads, head_dim]; slots: [T].
+    cos, sin: [T, 1, head_dim], with the first half of `sin` negated, which is not read; storage: one layer of the cache, [S, 2, kv
+    heads, head_dim]; slots: [T].
     """
     qkv = qkv.contiguous()
     num_tokens, num_all, head_dim = qkv.shape
     queries = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
-    query_weight, key_weight = norm_weights or (cos, cos)
+    weights, eps = (norms.weights, norms.eps) if norms else ((cos, cos), 0.0)
     _rotate_and_write[(num_tokens, num_all)](
-        qkv, cos.contiguous(), sin.contiguous(), query_weight, key_weight, slots, queries, storage, storage.stride(0), eps,
+        qkv, cos.contiguous(), sin.contiguous(), *weights, slots, queries, storage, storage.stride(0), eps,
         NUM_HEADS=num_heads, NUM_KV_HEADS=storage.shape[2], HALF=head_dim // 2, BLOCK=padded(head_dim // 2),
-        HAS_NORM=norm_weights is not None, num_warps=1,
+        HAS_NORM=norms is not None, NORM_FOLLOWS=norms is not None and norms.follow_turning, num_warps=1,
     )  # fmt: skip
     return queries
