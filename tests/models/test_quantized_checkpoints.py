@@ -48,14 +48,17 @@ def eight_bits(kind: torch.dtype, rows: int | None, columns: int | None, name: s
         out_size, in_size = weight.shape
         high, wide = rows or out_size, columns or in_size
         scales = torch.tensor([[scale_of(rng) for _ in range(0, in_size, wide)] for _ in range(0, out_size, high)])
-        stored, meant = torch.empty(out_size, in_size, dtype=kind), torch.empty(out_size, in_size)
         offsets = torch.tensor([[rng.randrange(-5, 6)] for _ in range(out_size)], dtype=torch.int8)
-        for o in range(out_size):
-            for i in range(in_size):
-                scale = float(scales[o // high, i // wide])
-                number = float(weight[o, i]) / scale
-                stored[o, i] = max(-100, min(100, number if kind.is_floating_point else round(number)))
-                meant[o, i] = (float(stored[o, i].float()) - (int(offsets[o, 0]) if zeros else 0)) * scale
+        steps = [[row[i // wide] for i in range(in_size)] for row in scales.tolist() for _ in range(high)]
+        numbers = [
+            [max(-100, min(100, value / step)) for value, step in zip(*own, strict=True)]
+            for own in zip(weight.tolist(), steps[:out_size], strict=True)
+        ]
+        stored = torch.tensor(numbers if kind.is_floating_point else [list(map(round, row)) for row in numbers]).to(kind)
+        meant = torch.empty(out_size, in_size)
+        for o, row in enumerate(stored.float().tolist()):
+            zero = int(offsets[o, 0]) if zeros else 0
+            meant[o] = torch.tensor([(number - zero) * step for number, step in zip(row, steps[o], strict=True)])
         if rows is None and columns is None:
             scales = scales.reshape(())
         elif columns is None:
@@ -96,12 +99,9 @@ def packed(bits: int, group: int | None, *, zeros: bool = False, order: str | No
         scales = torch.tensor([[8 * scale_of(rng) for _ in range(0, in_size, size)] for _ in range(out_size)])
         offsets = [[rng.randrange(-2, 3) if zeros else 0 for _ in range(0, in_size, size)] for _ in range(out_size)]
         rows, meant = [], torch.empty(out_size, in_size)
-        for o in range(out_size):
-            row = []
-            for i in range(in_size):
-                scale = float(scales[o, groups[i]])
-                row.append(max(-middle, min(middle - 1, round(float(weight[o, i]) / scale))))
-                meant[o, i] = (row[-1] - offsets[o][groups[i]]) * scale
+        for o, (values, steps) in enumerate(zip(weight.tolist(), scales.tolist(), strict=True)):
+            row = [max(-middle, min(middle - 1, round(value / steps[g]))) for value, g in zip(values, groups, strict=True)]
+            meant[o] = torch.tensor([(number - offsets[o][g]) * steps[g] for number, g in zip(row, groups, strict=True)])
             rows.append(words_of([number + middle for number in row], bits))
         tensors = {
             "weight_packed": torch.tensor(rows, dtype=torch.int32),
@@ -128,11 +128,10 @@ def gptq(bits: int, group: int, *, is_first_version: bool, in_order: bool) -> St
         scales = torch.tensor([[16 / most * 8 * scale_of(rng) for _ in range(out_size)] for _ in range(num_groups)])
         zeros = [[rng.randrange(1, most) for _ in range(out_size)] for _ in range(num_groups)]
         meant, columns = torch.empty(out_size, in_size), []
-        for o in range(out_size):
-            column = []
-            for i, g in enumerate(groups):
-                column.append(max(0, min(most, round(float(weight[o, i]) / float(scales[g, o])) + zeros[g][o])))
-                meant[o, i] = (column[-1] - zeros[g][o]) * float(scales[g, o])
+        for o, (values, steps) in enumerate(zip(weight.tolist(), scales.t().tolist(), strict=True)):
+            own = [row[o] for row in zeros]
+            column = [max(0, min(most, round(value / steps[g]) + own[g])) for value, g in zip(values, groups, strict=True)]
+            meant[o] = torch.tensor([(number - own[g]) * steps[g] for number, g in zip(column, groups, strict=True)])
             columns.append(words_of(column, bits))
         tensors = {
             "qweight": torch.tensor(columns, dtype=torch.int32).t().contiguous(),
@@ -156,13 +155,11 @@ def awq(group: int) -> Store:
         num_groups = in_size // group
         scales = torch.tensor([[8 * scale_of(rng) for _ in range(out_size)] for _ in range(num_groups)])
         zeros = [[rng.randrange(16) for _ in range(out_size)] for _ in range(num_groups)]
-        meant, rows = torch.empty(out_size, in_size), []
-        for i in range(in_size):
-            row = []
-            for o in range(out_size):
-                scale, zero = float(scales[i // group, o]), zeros[i // group][o]
-                row.append(max(0, min(15, round(float(weight[o, i]) / scale) + zero)))
-                meant[o, i] = (row[-1] - zero) * scale
+        meant, rows, steps = torch.empty(out_size, in_size), [], scales.tolist()
+        for i, values in enumerate(weight.t().tolist()):
+            places = list(zip(values, steps[i // group], zeros[i // group], strict=True))
+            row = [max(0, min(15, round(value / step) + zero)) for value, step, zero in places]
+            meant[:, i] = torch.tensor([(number - zero) * step for number, (_, step, zero) in zip(row, places, strict=True)])
             rows.append(in_words(row))
         tensors = {"qweight": rows, "qzeros": [in_words(row) for row in zeros]}
         return {**{name: torch.tensor(own, dtype=torch.int32) for name, own in tensors.items()}, "scales": scales}, meant
