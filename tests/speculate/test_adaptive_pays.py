@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from eagle_rt.speculate import compiled, compiled_costs
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.costs import Observation, PartCost, StepCosts, fitted_costs
-from eagle_rt.speculate.forest import Candidates, Floats, Ints, joined
+from eagle_rt.speculate.forest import Candidates, Ints, joined
 from eagle_rt.speculate.policy import RESTING, DraftPlan, FixedPolicy, Rests, StepRecord, TreePolicy, bounds_of
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape
@@ -55,12 +56,13 @@ TIMES["fast memory"] = TIMES["slow memory"] | {"verify": ([1, 8, 12, 16, 32, 102
 
 @dataclass(frozen=True)
 class Forest:
-    """What a head drafts after one position: [M] nodes, parents before children, best siblings first."""
+    """What a head drafts after one position: [M] nodes, parents before children, and the children of each and of the root, which
+    is -1, best ones first."""
 
-    parents: Ints
-    depths: Ints
-    log_probs: Floats
-    is_right: Floats
+    depths: list[int]
+    log_probs: list[float]
+    is_right: list[float]
+    children: dict[int, list[int]]
 
 
 def made_up_forest(rng: np.random.Generator, sureness: float) -> Forest:
@@ -80,12 +82,16 @@ def made_up_forest(rng: np.random.Generator, sureness: float) -> Forest:
                 nodes.append((len(parents), bool(place == drawn), score + log_prob))
                 parents.append(parent)
                 depths.append(depth)
-                log_probs.append(log_prob - 1e-9 * rank)
+                log_probs.append(float(log_prob - 1e-9 * rank))
                 is_right.append(float(place == drawn))
         level = sorted(nodes, key=lambda node: -node[2])[: BOUNDS.top_k]
-    return Forest(np.array(parents), np.array(depths), np.array(log_probs), np.array(is_right))
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    return Forest(depths, log_probs, is_right, children)
 
 
+@cache
 def made_up_texts(sureness: float) -> list[list[Forest]]:
     """Texts of which some are easier than others."""
     rng = np.random.default_rng(0)
@@ -208,8 +214,8 @@ class Replay:
         for place, (owner, number) in enumerate(zip(owners.tolist(), numbers.tolist(), strict=True)):
             forest = self._running[owner].forest
             node = int(parents.tokens[place]) if parents else -1
-            for child in np.flatnonzero(forest.parents == node)[: widths[owner]].tolist():
-                columns.append((owner, child, number, int(forest.depths[child]), float(forest.log_probs[child]), place))
+            for child in forest.children.get(node, [])[: widths[owner]]:
+                columns.append((owner, child, number, forest.depths[child], forest.log_probs[child], place))
         if not columns:
             return no_candidates()
         own, tokens, above, depths, log_probs, places = map(np.array, zip(*columns, strict=True))
@@ -285,7 +291,7 @@ def test_what_is_believed_wrongly_is_soon_put_right(batch_size: int, is_head_wro
     """A head that is sure of what is never right, or drafts that were measured to cost nothing: in the mean over noises."""
     texts, costs = made_up_texts(0.8 if is_head_wrong else 0.3), measured_costs("small")
     if is_head_wrong:
-        texts = [[replace(forest, is_right=np.zeros(len(forest.is_right))) for forest in text] for text in texts]
+        texts = [[replace(forest, is_right=[0.0] * len(forest.is_right)) for forest in text] for text in texts]
     else:
         for part in ("start", "level"):
             costs.parts[part] = PartCost([1.0], [0.01], 0.0)
