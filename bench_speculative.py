@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from tqdm import tqdm
 
 from eagle_rt.bench.remote import measure_server
 from eagle_rt.bench.report import best_per_batch_size, flags, plot, print_table
-from eagle_rt.bench.sweep import grid, rows, run_sweep
+from eagle_rt.bench.sweep import STOPPED, Measurement, grid, rows, run_sweep
 from eagle_rt.bench.tune import Tuner
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig, add_flags, config_from_args
@@ -20,7 +21,7 @@ from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.profile import default_file, subject_of
 from eagle_rt.kernels.processor import processor_name
-from eagle_rt.leave import leave
+from eagle_rt.leave import INTERRUPTED, run
 from eagle_rt.resolve import resolve_device
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
@@ -60,11 +61,16 @@ def main(arguments: list[str] | None = None) -> int:
         config = resolve_device(config_from_args(args))
         if args.tune:
             return tune(args, config)
-        table = measure_remote(args, config) if args.base_url else measure_here(args, config)
+        measurements = [] if args.base_url else measure_here(args, config)
+        table = measure_remote(args, config) if args.base_url else rows(measurements)
     except (ValueError, FileNotFoundError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print_table(table)
+    incomplete = [own for own in measurements if own.problem]
+    for own in incomplete:
+        times = f"{len(own.rates)} of {args.repeats} times"
+        print(f"measured {times}: batch {own.setting.batch_size}, {own.setting}: {own.problem}", file=sys.stderr)
     if args.output:
         with args.output.open("a") as stream:
             stream.writelines(json.dumps({**environment(config), **row}) + "\n" for row in table)
@@ -77,11 +83,13 @@ def main(arguments: list[str] | None = None) -> int:
         for row in best:
             print(f"recommended at batch {row['batch_size']}: {flags(row)}")
         document["recommended"] = [{"batch_size": row["batch_size"], "flags": flags(row)} for row in best]
+    if incomplete:
+        document["incomplete"] = [{**asdict(own.setting), "problem": own.problem} for own in incomplete]
     print(json.dumps(document))
-    return 0
+    return INTERRUPTED if any(own.problem == STOPPED for own in incomplete) else 0
 
 
-def measure_here(args: argparse.Namespace, config: EngineConfig) -> list[dict[str, Any]]:
+def measure_here(args: argparse.Namespace, config: EngineConfig) -> list[Measurement]:
     info = model_info(config)
     workload = load_workload(args.dataset, args.dataset_dir, info.tokenizer, args.num_prompts)
     sampling = SamplingParams(temperature=args.temperature, seed=args.seed, max_new_tokens=args.max_new_tokens)
@@ -93,7 +101,7 @@ def measure_here(args: argparse.Namespace, config: EngineConfig) -> list[dict[st
             progress.set_description(f"batch {setting.batch_size}, {setting}")
             progress.update()
 
-        return rows(run_sweep(load_models(config, info), config, settings, workload, sampling, args.repeats, on_progress))
+        return run_sweep(load_models(config, info), config, settings, workload, sampling, args.repeats, on_progress)
 
 
 def largest_tree(args: argparse.Namespace) -> TreeShape:
@@ -158,4 +166,4 @@ def environment(config: EngineConfig) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    leave(main())
+    run(main)

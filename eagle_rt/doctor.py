@@ -19,7 +19,7 @@ from eagle_rt.config import EngineConfig, add_flags, config_from_args
 from eagle_rt.engine.fit import LOW_COVERAGE, PROMPTS, FitProbe, FitResult, layer_conventions, other_conventions
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models, model_info
 from eagle_rt.engine.params import SamplingParams
-from eagle_rt.leave import leave
+from eagle_rt.leave import run
 from eagle_rt.models.decoder import FINAL_NORM
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.tokenizer import question_tokens
@@ -174,4 +174,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    run(main)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from eagle_rt.bench.workload import Workload
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.build import prepared_core
@@ -22,6 +24,7 @@ WARM_UP_PROMPT = [0] * 32
 # What the step's clock calls its parts, in the three groups of a report.
 DRAFT_PARTS = ("draft", "extend")
 VERIFY_PARTS = ("verify",)
+STOPPED = "stopped by Ctrl-C"
 # A captured step is one part.
 OTHER_PARTS = ("prepare", "accept", "step")
 
@@ -47,7 +50,7 @@ class Measurement:
     """All repeats of one setting: tokens and seconds of each, and the engine's totals over all of them.
 
     tree_sizes: mean nodes that were verified for a request, in each step of the last repeat. core: the engine, kept where it
-    learns.
+    learns. problem: why there are no (more) repeats.
     """
 
     setting: Setting
@@ -56,6 +59,7 @@ class Measurement:
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     tree_sizes: list[float] = field(default_factory=list)
     core: EngineCore | None = None
+    problem: str | None = None
 
 
 def grid(
@@ -107,13 +111,36 @@ def run_sweep(
     num_repeats: int,
     on_progress: Callable[[Setting], None],
 ) -> list[Measurement]:
-    """Measure every setting `num_repeats` times, in turns, so that a slow minute of the machine hits all of them alike."""
+    """Measure every setting `num_repeats` times, in turns, so that a slow minute of the machine hits all of them alike. One that
+    does not fit takes nothing from the others, and what was measured before Ctrl-C is kept.
+
+    Raises:
+        ValueError: nothing could be measured, and why.
+    """
     measurements = [Measurement(setting) for setting in settings]
-    for _ in range(num_repeats):
-        for measurement in measurements:
-            measure_once(models, config, measurement, workload, sampling)
+    try:
+        for measurement in measurements * num_repeats:
+            if not measurement.problem:
+                measure_if_it_fits(models, config, measurement, workload, sampling)
             on_progress(measurement.setting)
+    except KeyboardInterrupt:
+        if not any(measurement.rates for measurement in measurements):
+            raise
+        for measurement in measurements:
+            if not measurement.problem and len(measurement.rates) < num_repeats:
+                measurement.problem = STOPPED
+    if not any(measurement.rates for measurement in measurements):
+        raise ValueError(measurements[0].problem)
     return measurements
+
+
+def measure_if_it_fits(
+    models: LoadedModels, config: EngineConfig, measurement: Measurement, workload: Workload, sampling: SamplingParams
+) -> None:
+    try:
+        measure_once(models, config, measurement, workload, sampling)
+    except (ValueError, torch.OutOfMemoryError) as error:
+        measurement.problem = str(error)
 
 
 def measure_once(
@@ -168,18 +195,21 @@ def add_metrics(total: EngineMetrics, more: EngineMetrics) -> None:
 
 
 def rows(measurements: list[Measurement]) -> list[dict[str, Any]]:
-    """One dictionary per setting, ready for a table or for JSON. Rates are medians over the repeats; a speed-up is the median of
-    the ratios to no speculation at the same batch size in the same repeat. Times are milliseconds per decode step."""
+    """One dictionary per setting that was measured beside no speculation, ready for a table or for JSON. Rates are medians over
+    the repeats; a speed-up is the median of the ratios to no speculation at the same batch size in the same repeat. Times are
+    milliseconds per decode step."""
     baselines = {m.setting.batch_size: m for m in measurements if m.setting.tree == NO_SPECULATION}
     result = []
     for measurement in measurements:
         setting, metrics = measurement.setting, measurement.metrics
         baseline = baselines[setting.batch_size]
+        if not (measurement.rates and baseline.rates):
+            continue
 
         def step_ms(*parts: str, metrics: EngineMetrics = metrics) -> float:
             return round(1000 * sum(metrics.seconds.get(part, 0.0) for part in parts) / max(1, metrics.num_decode_steps), 3)
 
-        ratios = [rate / base for rate, base in zip(measurement.rates, baseline.rates, strict=True)]
+        ratios = [rate / base for rate, base in zip(measurement.rates, baseline.rates, strict=False)]
         result.append(
             {
                 "batch_size": setting.batch_size,

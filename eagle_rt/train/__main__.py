@@ -13,7 +13,7 @@ from eagle_rt.config import add_flags, config_from_args
 from eagle_rt.engine.assemble import make_core
 from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.engine.params import SamplingParams
-from eagle_rt.leave import leave
+from eagle_rt.leave import run
 from eagle_rt.resolve import DTYPES, resolve_device
 from eagle_rt.train.batches import row_texts
 from eagle_rt.train.dialogues import read_dialogues
@@ -141,4 +141,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    run(main)

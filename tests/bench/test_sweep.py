@@ -1,11 +1,14 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import bench_speculative
+from eagle_rt.bench import sweep
 from eagle_rt.bench.report import best_per_batch_size, flags
-from eagle_rt.bench.sweep import Setting, grid
+from eagle_rt.bench.sweep import STOPPED, Setting, grid, measure_once
+from eagle_rt.leave import INTERRUPTED
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 
@@ -39,6 +42,37 @@ def test_a_small_sweep(target_dir: Path, head_dir: Path, tmp_path: Path, capsys:
     written = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [row["tokens_per_second"] for row in written] == [row["tokens_per_second"] for row in rows]
     assert len(list((tmp_path / "plots").glob("*.png"))) == 7
+
+
+def test_what_does_not_fit_takes_nothing_from_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a prompt of forty tokens and the nodes of a tree."""
+    small = "--device cpu --num-prompts 1 --max-new-tokens 4 --repeats 2 --max-total-tokens 110"
+    arguments = f"{small} --steps 5 --topk 4 --num-draft-tokens 4 60"
+    assert bench_speculative.main(arguments.split()) == 0
+    output = capsys.readouterr()
+    document = json.loads(output.out.strip().splitlines()[-1])
+    assert [(row["num_draft_tokens"], row["repeats"]) for row in document["rows"]] == [(1, 2), (4, 2)]
+    (incomplete,) = document["incomplete"]
+    assert incomplete["tree"] == {"num_steps": 5, "top_k": 4, "num_draft_tokens": 60}
+    assert "measured 0 of 2 times: batch 1, fixed (5, 4, 60): the prompt has" in output.err
+    assert bench_speculative.main(f"{small} --context-length 20".split()) == 1
+    assert "error: the prompt has" in capsys.readouterr().err
+
+
+def test_what_was_measured_before_a_stop_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    measured = []
+
+    def measure_thrice_and_stop(*arguments: Any) -> None:
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append(measure_once(*arguments))
+
+    monkeypatch.setattr(sweep, "measure_once", measure_thrice_and_stop)
+    arguments = "--device cpu --num-prompts 1 --max-new-tokens 4 --repeats 2 --steps 1 --topk 1"
+    assert bench_speculative.main(arguments.split()) == INTERRUPTED
+    document = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert [(row["steps"], row["repeats"]) for row in document["rows"]] == [(0, 2), (1, 1)]
+    assert [own["problem"] for own in document["incomplete"]] == [STOPPED]
 
 
 def test_recommended_flags_are_those_of_the_fastest() -> None:
