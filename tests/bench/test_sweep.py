@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import bench_speculative
 from eagle_rt.bench import sweep
@@ -59,6 +60,23 @@ def test_what_does_not_fit_takes_nothing_from_the_others(capsys: pytest.CaptureF
     assert "error: the prompt has" in capsys.readouterr().err
 
 
+def test_nothing_is_told_of_what_has_nothing_to_be_compared_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure_trees(*arguments: Any) -> None:
+        setting = arguments[2].setting
+        if (setting.batch_size, setting.tree) == (2, NO_SPECULATION):
+            raise torch.OutOfMemoryError("no memory")
+        measure_once(*arguments)
+
+    monkeypatch.setattr(sweep, "measure_once", measure_trees)
+    arguments = "--device cpu --batch-size 1 2 --num-prompts 1 --max-new-tokens 4 --repeats 1 --steps 1 --topk 1"
+    assert bench_speculative.main(arguments.split()) == 0
+    document = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert [row["batch_size"] for row in document["rows"]] == [1, 1]
+    assert [own["problem"] for own in document["incomplete"]] == ["no memory"]
+
+
 def test_what_was_measured_before_a_stop_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     measured = []
 
@@ -73,6 +91,9 @@ def test_what_was_measured_before_a_stop_is_kept(monkeypatch: pytest.MonkeyPatch
     document = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert [(row["steps"], row["repeats"]) for row in document["rows"]] == [(0, 2), (1, 1)]
     assert [own["problem"] for own in document["incomplete"]] == [STOPPED]
+    measured[:] = [None] * 3
+    with pytest.raises(KeyboardInterrupt):  # nothing was
+        bench_speculative.main(arguments.split())
 
 
 def test_recommended_flags_are_those_of_the_fastest() -> None:

@@ -12,6 +12,10 @@ import torch
 from engines import load_target, text_logits
 from transformers import AutoModelForCausalLM
 
+from eagle_rt.config import EngineConfig
+from eagle_rt.engine.load import load_models, model_info
+from eagle_rt.kernels import dispatch
+
 TOKENS = torch.randint(6, checkpoints.VOCAB_SIZE, (90,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
@@ -28,6 +32,13 @@ def assert_equals_transformers(directory: Path, context_length: int = 512, token
 def test_every_family(tmp_path: Path, name: str, max_shard_size: str) -> None:
     checkpoints.write_target(tmp_path, name, max_shard_size)
     assert (tmp_path / "model.safetensors.index.json").exists() == (max_shard_size == "100KB")
+    assert_equals_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "phi3-long", "hunyuan"])
+def test_in_torch_alone(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
+    checkpoints.write_target(tmp_path, name)
     assert_equals_transformers(tmp_path)
 
 
@@ -95,6 +106,10 @@ def test_longrope_is_for_what_is_served(tmp_path: Path) -> None:
     assert_equals_transformers(tmp_path, len(TOKENS))
     with pytest.raises(AssertionError, match="not close"):
         assert_equals_transformers(tmp_path, len(TOKENS), short)
+    for context_length, is_said in ((len(TOKENS), True), (len(short), False)):
+        config = EngineConfig(model_path=str(tmp_path), device="cpu", context_length=context_length)
+        notes = load_models(config, model_info(config)).notes
+        assert any("angles are those for long texts" in note for note in notes) == is_said
 
 
 @pytest.mark.parametrize(
