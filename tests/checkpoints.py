@@ -8,17 +8,21 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     GptOssConfig,
     HunYuanDenseV1Config,
     LlamaConfig,
+    Mistral3Config,
     MistralConfig,
     MixtralConfig,
     Phi3Config,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3VLConfig,
 )
 
 VOCAB_SIZE = 256 + 6
@@ -60,6 +64,8 @@ PHI3_LONG = dict(  # noqa: C408
 )
 # As Hunyuan's published configs say it.
 NTK = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 20.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0}
+EYES = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 4}
+PLACES = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def family_config(name: str, **overrides):
@@ -83,10 +89,24 @@ def family_config(name: str, **overrides):
         "phi3-long": lambda: Phi3Config(**{**SIZES, **PHI3_LONG, **overrides}),
         "hunyuan": lambda: HunYuanDenseV1Config(**{**SIZES, "head_dim": 32, "rope_parameters": NTK, **overrides}),
         "gpt-oss": lambda: GptOssConfig(**{**SIZES, **GPT_OSS, **overrides}),
+        "mistral3": lambda: Mistral3Config(
+            text_config={**SIZES, "model_type": "mistral", "sliding_window": None, **overrides},
+            vision_config={**EYES, "model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2},
+        ),
+        "qwen2.5-vl": lambda: Qwen2_5_VLConfig(
+            text_config={**SIZES, "rope_parameters": {**PLACES, "mrope_section": [2, 3, 3]}, **overrides},
+            vision_config={**EYES, "depth": 1, "num_heads": 2, "out_hidden_size": 64, "fullatt_block_indexes": [0]},
+        ),
+        "qwen3-vl": lambda: Qwen3VLConfig(
+            text_config={**SIZES, "head_dim": 32, "rope_parameters": {**PLACES, "mrope_section": [6, 5, 5]}, **overrides},
+            vision_config={**EYES, "depth": 1, "num_heads": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+        ),
     }
     return configs[name]()
 
 
+# Models that see, too.
+SEEING = ("mistral3", "qwen2.5-vl", "qwen3-vl")
 WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss")
 # Qwen3-MoE's weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses
 # between those.
@@ -109,7 +129,8 @@ FAMILIES = (
 def random_model(config, seed: int = 0) -> PreTrainedModel:
     """Random weights, the norms and biases included, so that a test notices each of them."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    kind = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
+    model = kind.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):

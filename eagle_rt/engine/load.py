@@ -17,7 +17,7 @@ from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import has_mtp_layer, load_head, load_mtp_head
 from eagle_rt.models.heads.spec import check_feature_layers
 from eagle_rt.models.quantized import Storage
-from eagle_rt.models.spec import ModelSpec, model_spec, read_config
+from eagle_rt.models.spec import READING_PARTS, ModelSpec, model_spec, read_config
 from eagle_rt.models.tokenizer import end_token_ids, generation_config, load_tokenizer, sampling_defaults
 from eagle_rt.models.weights import checkpoint_dir
 from eagle_rt.parallel.lead import load_shared_decoder
@@ -110,6 +110,8 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
     context_length = config.context_length or spec.max_position_embeddings
     if context_length > spec.max_position_embeddings:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
+    if spec.architecture in READING_PARTS:
+        notes.append(f"of {spec.architecture} the part that reads is served: it takes no images")
     if spec.rope.kind == "longrope" and context_length > spec.rope.trained_length:
         notes.append(
             f"angles are those for long texts, of up to {context_length} tokens; with --context-length {spec.rope.trained_length} "

@@ -19,7 +19,7 @@ from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.experts import expert_name
 from eagle_rt.models.layers import Attend, Block, Linear, linear, norm, pass_context
 from eagle_rt.models.quantized import open_checkpoint
-from eagle_rt.models.rearranged import RearrangedCheckpoint
+from eagle_rt.models.rearranged import RearrangedCheckpoint, name_of_text
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.shard import WHOLE, Shard, ShardedCheckpoint, Total, whole
 from eagle_rt.models.spec import ModelSpec
@@ -142,7 +142,7 @@ def load_decoder(
     Raises:
         FileNotFoundError, ValueError: the checkpoint is incomplete, damaged, or not what its config.json says.
     """
-    checkpoint = open_checkpoint(model_dir, spec.storage, dtype, device, "target", expert_name)
+    checkpoint = open_checkpoint(model_dir, spec.storage, dtype, device, "target", lambda name: expert_name(name_of_text(name)))
     tensors = RearrangedCheckpoint(checkpoint, spec)
     try:
         return make(tensors, spec, context_length=context_length, dtype=dtype, device=device, quantization=quantization)

@@ -1,5 +1,5 @@
 """Checkpoints that lay out a layer's projections in another way than Llama's: as Phi-3's, which hold those of one input in one
-tensor, and in which only the first numbers of a head may be turned."""
+tensor, and in which only the first numbers of a head may be turned; and names of tensors."""
 
 import re
 
@@ -49,6 +49,12 @@ class RearrangedCheckpoint(Checkpoint):
         first_still, second_still = torch.arange(num_turned, head_dim).chunk(2)
         order = torch.cat((first, first_still, second, second_still)).to(tensor.device)
         return tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
+
+
+def name_of_text(stored: str) -> str:
+    """What a tensor would be called if its model only read: those that see, too, have the other under a name of its own."""
+    name = re.sub(r"^(model\.)?language_model\.(model\.)?", "model.", stored)
+    return name.removeprefix("model.") if name == "model.lm_head.weight" else name
 
 
 def fused_name(name: str) -> str:

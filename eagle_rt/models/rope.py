@@ -142,6 +142,7 @@ INVERSE_FREQUENCIES = {
     "llama3": llama3_frequencies,
     "yarn": yarn_frequencies,
     "longrope": longrope_frequencies,
+    "mrope": default_frequencies,  # of places in pictures and films; in a text all of a token's are its position
 }
 
 

@@ -27,6 +27,13 @@ FAMILIES = {
     "Phi3ForCausalLM": True,
     "HunYuanDenseV1ForCausalLM": None,
 }
+# Models that see, too: the part of them that reads is served. What that is, and of which type its `text_config` may be (or all of
+# its config.json, in which the first Qwen2.5-VL have it).
+READING_PARTS = {
+    "Mistral3ForConditionalGeneration": ("MistralForCausalLM", "mistral"),
+    "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", "qwen2_5_vl_text", "qwen2_5_vl"),
+    "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", "qwen3_vl_text"),
+}
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class ModelSpec:
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
-    """config.json of a checkpoint folder.
+    """config.json of a checkpoint folder; what it says of a part that reads stands beside the rest.
 
     Raises:
         FileNotFoundError, ValueError: there is none, or it is not JSON.
@@ -78,9 +85,14 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist: {model_dir} is not a Hugging Face checkpoint folder")
     try:
-        return json.loads(file.read_text())
+        config = json.loads(file.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{file} is not valid JSON ({error}): download it again") from None
+    return config | config.get("text_config", {}) if architecture_of(config) in READING_PARTS else config
+
+
+def architecture_of(config: dict[str, Any]) -> str:
+    return (config.get("architectures") or ["(none)"])[0]
 
 
 def layer_shape(config: dict[str, Any]) -> LayerShape:
@@ -102,19 +114,22 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         ValueError: the architecture, its activation, its rope scaling or how its weights are stored is not supported, or something
             is missing.
     """
-    names = config.get("architectures") or ["(none)"]
-    if names[0] not in FAMILIES:
-        raise ValueError(f"architecture {names[0]} is not supported; supported are {', '.join(FAMILIES)}")
+    name = architecture_of(config)
+    family, *types = READING_PARTS.get(name, (name,))
+    if family not in FAMILIES:
+        raise ValueError(f"architecture {name} is not supported; supported are {', '.join((*FAMILIES, *READING_PARTS))}")
+    if types and config.get("model_type") not in types:
+        raise ValueError(f"the part of {name} that reads is of type {config.get('model_type')}, which is not {' or '.join(types)}")
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
-        raise ValueError(f"activation {activation!r} is not supported; {names[0]} is expected to use silu")
+        raise ValueError(f"activation {activation!r} is not supported; {name} is expected to use silu")
     try:
-        return spec_of_family(config, names[0])
+        return spec_of_family(config, name, family)
     except KeyError as error:
-        raise ValueError(f"config.json has no {error.args[0]}, which {names[0]} needs: download it again") from None
+        raise ValueError(f"config.json has no {error.args[0]}, which {name} needs: download it again") from None
 
 
-def spec_of_family(config: dict[str, Any], name: str) -> ModelSpec:
+def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
     shape = layer_shape(config)
     return ModelSpec(
         architecture=name,
@@ -122,7 +137,7 @@ def spec_of_family(config: dict[str, Any], name: str) -> ModelSpec:
         num_layers=config["num_hidden_layers"],
         vocab_size=config["vocab_size"],
         rope=rope_from_config(config, shape.head_dim),
-        windows=layer_windows(config, FAMILIES[name]),
+        windows=layer_windows(config, FAMILIES[family]),
         tie_word_embeddings=config.get("tie_word_embeddings", False),
         max_position_embeddings=config.get("max_position_embeddings", 2048),
         dtype=DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "float32", torch.float32),

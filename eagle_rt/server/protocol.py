@@ -176,6 +176,14 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
+    @field_validator("content", mode="before")
+    @classmethod
+    def is_text(cls, content: Any) -> Any:
+        for part in content if isinstance(content, list) else []:
+            if isinstance(part, dict) and part.get("type") != "text":
+                raise ValueError(f"parts of type {part.get('type')!r} are not supported, only text is")
+        return content
+
     @model_validator(mode="after")
     def says_something(self) -> "ChatMessage":
         if self.content is None and not self.tool_calls and self.reasoning_content is None:

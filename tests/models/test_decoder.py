@@ -10,17 +10,20 @@ import checkpoints
 import pytest
 import torch
 from engines import load_target, text_logits
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.kernels import dispatch
+from eagle_rt.models.rearranged import name_of_text
 
 TOKENS = torch.randint(6, checkpoints.VOCAB_SIZE, (90,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
 def assert_equals_transformers(directory: Path, context_length: int = 512, tokens: list[int] = TOKENS) -> None:
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    sees = "text_config" in (directory / "config.json").read_text()
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    model = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     with torch.inference_mode():
         expected = model(torch.tensor([tokens])).logits[0]
     assert expected.std() > 0.1, "a model whose logits hardly differ would prove nothing"
@@ -33,6 +36,43 @@ def test_every_family(tmp_path: Path, name: str, max_shard_size: str) -> None:
     checkpoints.write_target(tmp_path, name, max_shard_size)
     assert (tmp_path / "model.safetensors.index.json").exists() == (max_shard_size == "100KB")
     assert_equals_transformers(tmp_path)
+
+
+@pytest.mark.parametrize("name", checkpoints.SEEING)
+def test_what_reads_of_those_that_see(tmp_path: Path, name: str) -> None:
+    checkpoints.write_target(tmp_path, name)
+    assert_equals_transformers(tmp_path)
+    config = EngineConfig(model_path=str(tmp_path), device="cpu")
+    assert any("it takes no images" in note for note in load_models(config, model_info(config)).notes)
+
+
+def test_all_in_one_config(tmp_path: Path) -> None:
+    """As the first Qwen2.5-VL have it."""
+    expected = text_logits(load_target(checkpoints.write_target(tmp_path, "qwen2.5-vl")), TOKENS)
+    config_file = tmp_path / "config.json"
+    config = json.loads(config_file.read_text())
+    config = config.pop("text_config") | config
+    scaling = config.pop("rope_parameters")
+    config |= {"rope_theta": scaling["rope_theta"], "rope_scaling": {"type": "mrope", "mrope_section": scaling["mrope_section"]}}
+    config_file.write_text(json.dumps(config))
+    assert torch.equal(text_logits(load_target(tmp_path), TOKENS), expected)
+    config_file.write_text(json.dumps(config | {"model_type": "ministral3"}))
+    with pytest.raises(ValueError, match="is of type ministral3, which is not qwen2_5_vl_text or qwen2_5_vl"):
+        load_target(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("stored", "name"),
+    [
+        ("language_model.lm_head.weight", "lm_head.weight"),
+        ("language_model.model.norm.weight", "model.norm.weight"),
+        ("model.language_model.norm.weight", "model.norm.weight"),
+        ("model.layers.0.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+    ],
+)
+def test_names_of_what_reads(stored: str, name: str) -> None:
+    assert name_of_text(stored) == name
 
 
 @pytest.mark.parametrize("name", ["qwen3", "phi3-long", "hunyuan"])

@@ -13,6 +13,8 @@ from servers import MESSAGES, Server
 
 import bench_speculative
 
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+
 
 def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
     options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 20, "temperature": 0}
@@ -143,6 +145,7 @@ def test_models_info_and_metrics(server: Server, client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "param", "message"),
     [
+        ("chat/completions", {"messages": [{"role": "user", "content": [PICTURE]}]}, 400, "messages", "type 'image_url' are not"),
         ("chat/completions", {"messages": []}, 400, "messages", "at least 1 item"),
         ("chat/completions", {"model": "tiny"}, 400, "messages", "required"),
         ("chat/completions", {"model": "gpt", "messages": MESSAGES}, 404, "model", "'gpt' is not served here"),
