@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -23,6 +23,7 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
 )
 
 VOCAB_SIZE = 256 + 6
@@ -64,6 +65,7 @@ PHI3_LONG = dict(  # noqa: C408
 )
 # As Hunyuan's published configs say it.
 NTK = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 20.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0}
+QWEN3_VL_EXPERTS = {"head_dim": 32, "num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
 EYES = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 4}
 PLACES = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -101,12 +103,16 @@ def family_config(name: str, **overrides):
             text_config={**SIZES, "head_dim": 32, "rope_parameters": {**PLACES, "mrope_section": [6, 5, 5]}, **overrides},
             vision_config={**EYES, "depth": 1, "num_heads": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
         ),
+        "qwen3-vl-moe": lambda: Qwen3VLMoeConfig(
+            text_config={**SIZES, **QWEN3_VL_EXPERTS, "rope_parameters": {**PLACES, "mrope_section": [6, 5, 5]}, **overrides},
+            vision_config={**EYES, "depth": 1, "num_heads": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+        ),
     }
     return configs[name]()
 
 
 # Models that see, too.
-SEEING = ("mistral3", "qwen2.5-vl", "qwen3-vl")
+SEEING = ("mistral3", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe")
 WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss")
 # Qwen3-MoE's weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses
 # between those.
@@ -167,6 +173,10 @@ def write_target(directory: Path, name: str = "llama", max_shard_size: str = "5G
     seed = NO_NEAR_TIES if name.startswith("qwen3-moe") else 0
     random_model(family_config(name, **overrides), seed).save_pretrained(directory, max_shard_size=max_shard_size)
     byte_tokenizer().save_pretrained(directory)
+    if name == "qwen3-vl-moe":  # of which published files have inputs first, unlike what transformers 5 writes
+        tensors = load_file(directory / "model.safetensors")
+        tensors |= {own: tensor.transpose(1, 2).contiguous() for own, tensor in tensors.items() if ".experts." in own}
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
 

@@ -66,18 +66,21 @@ def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: E
 
 
 def side_by_side(checkpoint: Checkpoint, prefix: str, router: Tensor, shape: ExpertShape) -> ExpertTensors:
-    """As gpt-oss has them: all experts in one tensor, inputs before outputs, gates and ups in turns, and biases."""
+    """As gpt-oss has them: all experts in one tensor, inputs before outputs, gates and ups in turns, and biases if any."""
     (count, hidden_size), size = router.shape, shape.intermediate_size
 
     def taken(name: str, *own_shape: int) -> Tensor:
         return checkpoint.take(f"{prefix}.{name}", own_shape)
 
     gate_and_up = taken("experts.gate_up_proj", count, hidden_size, 2 * size).unflatten(2, (size, 2)).permute(0, 3, 2, 1)
+    down = taken("experts.down_proj", count, size, hidden_size).transpose(1, 2).contiguous()
+    if f"{prefix}.gate.bias" not in checkpoint:
+        return ExpertTensors(router, gate_and_up.flatten(1, 2), down)
     gate_and_up_bias = taken("experts.gate_up_proj_bias", count, 2 * size).unflatten(1, (size, 2)).transpose(1, 2)
     return ExpertTensors(
         router,
         gate_and_up.flatten(1, 2),
-        taken("experts.down_proj", count, size, hidden_size).transpose(1, 2).contiguous(),
+        down,
         taken("gate.bias", count),
         gate_and_up_bias.flatten(1),
         taken("experts.down_proj_bias", count, hidden_size),

@@ -1,5 +1,6 @@
 """Checkpoints that lay out a layer's projections in another way than Llama's: as Phi-3's, which hold those of one input in one
-tensor, and in which only the first numbers of a head may be turned; and names of tensors."""
+tensor, and in which only the first numbers of a head may be turned, and Qwen3-VL's, whose experts' gates come before all ups; and
+names of tensors."""
 
 import re
 
@@ -10,12 +11,14 @@ from eagle_rt.models.spec import ModelSpec
 from eagle_rt.models.weights import Checkpoint
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+GATES_FIRST = ("Qwen3VLMoeForConditionalGeneration",)
 TURNED = r"\.([qk]_(proj|norm)|(query|key)_layernorm)\.(weight|bias)$"
 
 
 class RearrangedCheckpoint(Checkpoint):
     """A target's tensors by Llama's names, and the numbers of queries and keys in the order that `Rope` wants: the two of a pair
-    half a head apart, those that are not turned behind them in both halves."""
+    half a head apart, those that are not turned behind them in both halves. Gates and ups of experts that lie in one tensor come in
+    turns."""
 
     def __init__(self, tensors: Checkpoint, spec: ModelSpec) -> None:
         self._tensors, self._spec, self._read_last = tensors, spec, ("", torch.empty(0))
@@ -28,6 +31,8 @@ class RearrangedCheckpoint(Checkpoint):
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._tensors.take(name, shape) if name in self._tensors else self._part(name, shape)
+        if self._spec.architecture in GATES_FIRST and name.endswith(".experts.gate_up_proj"):
+            return tensor.unflatten(2, (2, -1)).transpose(2, 3).flatten(2)
         return self._in_order(tensor) if re.search(TURNED, name) else tensor
 
     def _part(self, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -33,6 +33,7 @@ READING_PARTS = {
     "Mistral3ForConditionalGeneration": ("MistralForCausalLM", "mistral"),
     "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", "qwen2_5_vl_text", "qwen2_5_vl"),
     "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", "qwen3_vl_text"),
+    "Qwen3VLMoeForConditionalGeneration": ("Qwen3MoeForCausalLM", "qwen3_vl_moe_text"),
 }
 
 
@@ -138,7 +139,8 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
         vocab_size=config["vocab_size"],
         rope=rope_from_config(config, shape.head_dim),
         windows=layer_windows(config, FAMILIES[family]),
-        tie_word_embeddings=config.get("tie_word_embeddings", False),
+        # Where two configs say it they disagree: an output layer that is there is used.
+        tie_word_embeddings=config.get("tie_word_embeddings", False) and name not in READING_PARTS,
         max_position_embeddings=config.get("max_position_embeddings", 2048),
         dtype=DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "float32", torch.float32),
         experts=layer_experts(config),
@@ -157,7 +159,8 @@ def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
     count = config.get("num_local_experts") or config.get("num_experts")
     if not count:
         return (None,) * num_layers
-    size, normalizes = config.get("moe_intermediate_size"), config.get("norm_topk_prob", False)
+    size = config.get("moe_intermediate_size")
+    normalizes = config.get("norm_topk_prob", False) or config.get("model_type") == "qwen3_vl_moe_text"
     if size is None:
         size, normalizes = config["intermediate_size"], True
     top_k, gate = config["num_experts_per_tok"], SWIGLU
