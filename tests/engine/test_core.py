@@ -7,7 +7,7 @@ import checkpoints
 import pytest
 import torch
 from engines import collect, make_core, random_prompts, run
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from eagle_rt.engine.build import PROMPT_LENGTHS, warm_up
 from eagle_rt.engine.params import SamplingParams
@@ -37,11 +37,12 @@ def test_greedy_text_is_transformers(
     assert [run(core, [prompt], GREEDY)[0] for prompt in PROMPTS] == greedy_text, "one at a time, on a warm cache"
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2-window", "qwen3", "llama-biased"])
+@pytest.mark.parametrize("name", ["mistral", "qwen2-window", "qwen3", "llama-biased", "phi3", "hunyuan", "qwen3-vl"])
 def test_greedy_text_of_other_families(tmp_path: Path, head_dir: Path, name: str) -> None:
     checkpoints.write_target(tmp_path, name)
     plain = run(make_core(tmp_path), PROMPTS, GREEDY)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    kind = AutoModelForImageTextToText if name in checkpoints.SEEING else AutoModelForCausalLM
+    model = kind.from_pretrained(tmp_path)
     expected = model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=24, do_sample=False, eos_token_id=None)
     assert plain[0] == expected[0, len(PROMPTS[0]) :].tolist()
     assert run(make_core(tmp_path, head_dir, (5, 4, 16)), PROMPTS, GREEDY) == plain
