@@ -51,7 +51,7 @@ def rope_from_config(config: dict[str, Any], head_dim: int) -> RopeSpec:
     theta = parameters.get("rope_theta") or config.get("rope_theta") or DEFAULT_THETA
     partial = parameters.get("partial_rotary_factor", 1.0)
     rotary_dim = int(head_dim * partial)
-    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+    if partial != 1 and (not 2 <= rotary_dim <= head_dim or rotary_dim % 2):
         raise ValueError(f"partial_rotary_factor {partial} in config.json turns {rotary_dim} of a head's {head_dim} numbers")
     return RopeSpec(head_dim, rotary_dim, float(theta), kind, parameters, config.get("max_position_embeddings", 2048))
 
