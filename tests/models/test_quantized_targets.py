@@ -62,9 +62,9 @@ def rounded_logits(directory: Path, quantization: str) -> Tensor:
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_every_family(tmp_path: Path, name: str, quantization: str) -> None:
     checkpoints.write_target(tmp_path, name)
-    spec = model_spec(read_config(tmp_path))
-    decoder = load_decoder(tmp_path, spec, context_length=512, dtype=torch.float32, device="cpu", quantization=quantization)
-    found, exact = text_logits(decoder, TEXT), text_logits(load_target(tmp_path), TEXT)
+    spec, longest = model_spec(read_config(tmp_path)), checkpoints.TRAINED_LENGTH
+    decoder = load_decoder(tmp_path, spec, context_length=longest, dtype=torch.float32, device="cpu", quantization=quantization)
+    found, exact = text_logits(decoder, TEXT), text_logits(load_target(tmp_path, longest), TEXT)
     errors, rounding = (found - rounded_logits(tmp_path, quantization)).abs(), (found - exact).abs()
     if quantization == "int8":
         assert errors.max() < 2e-3 * exact.std()
