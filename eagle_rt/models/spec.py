@@ -80,7 +80,7 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     """config.json of a checkpoint folder; what it says of a part that reads stands beside the rest.
 
     Raises:
-        FileNotFoundError, ValueError: there is none, or it is not JSON.
+        FileNotFoundError, ValueError: there is none, or it holds none.
     """
     file = model_dir / "config.json"
     if not file.is_file():
@@ -89,6 +89,8 @@ def read_config(model_dir: Path) -> dict[str, Any]:
         config = json.loads(file.read_text())
     except json.JSONDecodeError as error:
         raise ValueError(f"{file} is not valid JSON ({error}): download it again") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} holds {config!r:.40} and no settings: download it again")
     return config | config.get("text_config", {}) if architecture_of(config) in READING_PARTS else config
 
 

@@ -16,6 +16,7 @@ from eagle_rt.config import EngineConfig
 from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.kernels import dispatch
 from eagle_rt.models.rearranged import name_of_text
+from eagle_rt.models.spec import read_config
 
 TOKENS = torch.randint(6, checkpoints.VOCAB_SIZE, (90,), generator=torch.Generator().manual_seed(1)).tolist()
 
@@ -169,6 +170,13 @@ def test_what_a_config_lacks_is_named(target_dir: Path, tmp_path: Path, change: 
     config_file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
     with pytest.raises(ValueError, match=re.escape(message)):
         load_target(tmp_path)
+
+
+@pytest.mark.parametrize(("content", "message"), [("{", "is not valid JSON"), ("[1]", "holds [1] and no settings")])
+def test_a_config_that_is_none(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_config(tmp_path)
 
 
 def test_a_pickle_of_weights(tmp_path: Path) -> None:
