@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from eagle_rt.bench.sweep import Setting, core_for, costs_of
 from eagle_rt.bench.workload import load_workload
@@ -30,6 +30,7 @@ from eagle_rt.kernels.narrow import narrowed
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.kernels.products import Quantization, of_output_layer
 from eagle_rt.models.reading import read_texts
+from eagle_rt.models.spec import READING_PARTS
 from eagle_rt.resolve import resolve_device
 from eagle_rt.speculate.costs import StepCosts
 from eagle_rt.speculate.sampler import filter_tokens
@@ -129,6 +130,16 @@ def generate(
     return texts
 
 
+def transformers_model(model_dir: Path, models: LoadedModels) -> PreTrainedModel:
+    """The same model there, with the angles of texts as long as those that are served: it would choose those of each text's length
+    (see `rope.longrope_frequencies`)."""
+    config = AutoConfig.from_pretrained(model_dir)
+    if models.spec.rope.kind == "longrope" and models.context_length > models.spec.rope.trained_length:
+        config.rope_parameters["short_factor"] = config.rope_parameters["long_factor"]
+    kind = AutoModelForImageTextToText if models.spec.architecture in READING_PARTS else AutoModelForCausalLM
+    return kind.from_pretrained(model_dir, config=config, dtype=models.dtype).eval()
+
+
 @torch.inference_mode()
 def transformers_greedy(
     model: PreTrainedModel, prompts: list[Text], max_new_tokens: int, eos_token_ids: frozenset[int]
@@ -199,7 +210,7 @@ def check(
     models: LoadedModels, config: EngineConfig, model_dir: Path, prompts: list[Text], max_new_tokens: int, trees: list[TreeShape]
 ) -> tuple[int, list[Difference]]:
     """(texts compared, where they part): greedy against transformers, then seeded against no speculation."""
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=models.dtype).eval()
+    model = transformers_model(model_dir, models)
     is_exact = models.quantization == "none"
     if not is_exact:
         round_weights(model, models.quantization)
