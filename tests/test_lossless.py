@@ -3,9 +3,10 @@
 from pathlib import Path
 from unittest.mock import patch
 
+import checkpoints
 import pytest
 import torch
-from engines import text_logits
+from engines import make_config, text_logits
 from transformers import AutoModelForCausalLM
 
 from eagle_rt.bench import lossless
@@ -33,6 +34,18 @@ def test_speculation_changes_no_token(pair: tuple, tree: TreeShape) -> None:
     assert num_compared == 4 * (9 + 16)
     assert all(difference.is_rounding for difference in found), found
     assert len(found) <= 2
+
+
+@pytest.mark.parametrize("name", ["phi3-long", "mistral3"])
+def test_models_that_transformers_takes_otherwise(tmp_path: Path, head_dir: Path, name: str) -> None:
+    """For long texts from their first token on; and as those that see."""
+    checkpoints.write_target(tmp_path, name)
+    options = {"speculative_algorithm": "EAGLE3", "speculative_draft_model_path": str(head_dir)}
+    config = make_config(tmp_path, **options)
+    prompts = [list(range(10, 40)), list(range(100, 150))]
+    num_compared, found = check(load_models(config, model_info(config)), config, tmp_path, prompts, 8, [TreeShape(3, 2, 8)])
+    assert num_compared == 2 * (9 + 16)
+    assert not found
 
 
 @pytest.mark.skipif(not has_own_kernels(torch.zeros(1)), reason="no kernels of our own on this processor")
