@@ -134,7 +134,7 @@ def transformers_model(model_dir: Path, models: LoadedModels) -> PreTrainedModel
     """The same model there, with the angles of texts as long as those that are served: it would choose those of each text's length
     (see `rope.longrope_frequencies`)."""
     config = AutoConfig.from_pretrained(model_dir)
-    if models.spec.rope.kind == "longrope" and models.context_length > models.spec.rope.trained_length:
+    if models.spec.rope.takes_long_factors(models.context_length):
         config.rope_parameters["short_factor"] = config.rope_parameters["long_factor"]
     kind = AutoModelForImageTextToText if models.spec.architecture in READING_PARTS else AutoModelForCausalLM
     return kind.from_pretrained(model_dir, config=config, dtype=models.dtype).eval()

@@ -24,9 +24,9 @@ WARM_UP_PROMPT = [0] * 32
 # What the step's clock calls its parts, in the three groups of a report.
 DRAFT_PARTS = ("draft", "extend")
 VERIFY_PARTS = ("verify",)
-STOPPED = "stopped by Ctrl-C"
 # A captured step is one part.
 OTHER_PARTS = ("prepare", "accept", "step")
+STOPPED = "stopped by Ctrl-C"
 
 
 @dataclass(frozen=True)

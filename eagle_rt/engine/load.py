@@ -112,7 +112,7 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
     if spec.architecture in READING_PARTS:
         notes.append(f"of {spec.architecture} the part that reads is served: it takes no images")
-    if spec.rope.kind == "longrope" and context_length > spec.rope.trained_length:
+    if spec.rope.takes_long_factors(context_length):
         notes.append(
             f"angles are those for long texts, of up to {context_length} tokens; with --context-length {spec.rope.trained_length} "
             "they are those for shorter ones, with which these may come out better"

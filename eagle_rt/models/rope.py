@@ -33,6 +33,10 @@ class RopeSpec:
     def trained_length(self) -> int:
         return self.parameters.get("original_max_position_embeddings") or self.max_position_embeddings
 
+    def takes_long_factors(self, context_length: int) -> bool:
+        """Where `longrope` has two sets."""
+        return self.kind == "longrope" and context_length > self.trained_length
+
 
 def rope_from_config(config: dict[str, Any], head_dim: int) -> RopeSpec:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (transformers 4).
@@ -124,7 +128,7 @@ def longrope_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, f
     """
     given, trained = spec.parameters, spec.trained_length
     frequencies, _ = default_frequencies(spec, context_length)
-    name = "long_factor" if context_length > trained else "short_factor"
+    name = "long_factor" if spec.takes_long_factors(context_length) else "short_factor"
     divisors = torch.tensor(given[name], dtype=torch.float32)
     if len(divisors) != len(frequencies):
         raise ValueError(f"config.json has {len(divisors)} numbers as {name}, but each of {len(frequencies)} frequencies needs one")
@@ -144,8 +148,7 @@ INVERSE_FREQUENCIES = {
     "longrope": longrope_frequencies,
     "mrope": default_frequencies,  # of places in pictures and films; in a text all of a token's are its position
 }
-
-
+# What a kind cannot do without.
 NEEDED = {
     "linear": ("factor",),
     "dynamic": ("factor",),
