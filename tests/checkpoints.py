@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     GptOssConfig,
@@ -132,11 +133,19 @@ FAMILIES = (
 )
 
 
+def auto_class(config) -> type[AutoModelForCausalLM] | type[AutoModelForImageTextToText]:
+    """What makes transformers' model of it."""
+    return AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
+
+
+def transformers_model(directory: Path, **options) -> PreTrainedModel:
+    return auto_class(AutoConfig.from_pretrained(directory)).from_pretrained(directory, **options)
+
+
 def random_model(config, seed: int = 0) -> PreTrainedModel:
     """Random weights, the norms and biases included, so that a test notices each of them."""
     torch.manual_seed(seed)
-    kind = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
-    model = kind.from_config(config, dtype=torch.float32).eval()
+    model = auto_class(config).from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):

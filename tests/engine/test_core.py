@@ -7,7 +7,7 @@ import checkpoints
 import pytest
 import torch
 from engines import collect, make_core, random_prompts, run
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM
 
 from eagle_rt.engine.build import PROMPT_LENGTHS, warm_up
 from eagle_rt.engine.params import SamplingParams
@@ -41,8 +41,7 @@ def test_greedy_text_is_transformers(
 def test_greedy_text_of_other_families(tmp_path: Path, head_dir: Path, name: str) -> None:
     checkpoints.write_target(tmp_path, name)
     plain = run(make_core(tmp_path), PROMPTS, GREEDY)
-    kind = AutoModelForImageTextToText if name in checkpoints.SEEING else AutoModelForCausalLM
-    model = kind.from_pretrained(tmp_path)
+    model = checkpoints.transformers_model(tmp_path)
     expected = model.generate(torch.tensor([PROMPTS[0]]), max_new_tokens=24, do_sample=False, eos_token_id=None)
     assert plain[0] == expected[0, len(PROMPTS[0]) :].tolist()
     assert run(make_core(tmp_path, head_dir, (5, 4, 16)), PROMPTS, GREEDY) == plain

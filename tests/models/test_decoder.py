@@ -10,7 +10,7 @@ import checkpoints
 import pytest
 import torch
 from engines import load_target, text_logits
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.load import load_models, model_info
@@ -22,9 +22,7 @@ TOKENS = torch.randint(6, checkpoints.VOCAB_SIZE, (90,), generator=torch.Generat
 
 
 def assert_equals_transformers(directory: Path, context_length: int = 512, tokens: list[int] = TOKENS) -> None:
-    sees = "text_config" in (directory / "config.json").read_text()
-    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    model = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    model = checkpoints.transformers_model(directory, dtype=torch.float32, attn_implementation="eager")
     with torch.inference_mode():
         expected = model(torch.tensor([tokens])).logits[0]
     assert expected.std() > 0.1, "a model whose logits hardly differ would prove nothing"
