@@ -33,6 +33,11 @@ class EngineConfig:
         names=["--model"],
     )
     tokenizer_path: str | None = option("model", "Tokenizer folder or hub id, if it is not with the model.", None)
+    chat_template: str | None = option(
+        "model",
+        "File with the chat template (Jinja), where the tokenizer has none or another one is wanted.",
+        None,
+    )
     revision: str | None = option("model", "Hub branch, tag or commit.", None)
     trust_remote_code: bool = option("model", "Let the tokenizer run code from its checkpoint. Only for sources you trust.", False)
     dtype: str = option(

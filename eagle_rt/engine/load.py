@@ -53,7 +53,7 @@ def model_info(config: EngineConfig) -> ModelInfo:
     """
     directory = target_dir(config)
     tokenizer_dir = checkpoint_dir(config.tokenizer_path) if config.tokenizer_path else directory
-    tokenizer = load_tokenizer(tokenizer_dir, trust_remote_code=config.trust_remote_code)
+    tokenizer = load_tokenizer(tokenizer_dir, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
     generation = generation_config(directory)
     return ModelInfo(
         name=config.model_path or "eagle-rt-demo",
@@ -110,6 +110,11 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
     context_length = config.context_length or spec.max_position_embeddings
     if context_length > spec.max_position_embeddings:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
+    if info.tokenizer.chat_template is None:
+        notes.append(
+            "the tokenizer has no chat template (--chat-template FILE brings one): dialogues are refused, and measurements ask in "
+            "plain text, of which a chat model and its head foresee little"
+        )
     if spec.architecture in READING_PARTS:
         notes.append(f"of {spec.architecture} the part that reads is served: it takes no images")
     if spec.rope.takes_long_factors(context_length):

@@ -19,12 +19,46 @@ TEMPLATE_ARGUMENTS = frozenset(signature(PreTrainedTokenizerBase.apply_chat_temp
 HARMONY_MARKS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
 
 
-def load_tokenizer(model_dir: Path, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """Raises ValueError if the folder holds no tokenizer that transformers can load."""
+def load_tokenizer(model_dir: Path, *, trust_remote_code: bool, chat_template: str | None = None) -> PreTrainedTokenizerBase:
+    """chat_template: a file with another one than the checkpoint's, which may have it beside the tokenizer, too.
+
+    Raises:
+        FileNotFoundError, ValueError: the folder holds no tokenizer that transformers can load, or the file no chat template.
+    """
     try:
-        return AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises many types here, most of them without naming the folder
         raise ValueError(f"no tokenizer could be loaded from {model_dir}: {error}") from None
+    of_processor = model_dir / "chat_template.json"  # where it is for models that see
+    if chat_template:
+        tokenizer.chat_template = read_chat_template(Path(chat_template))
+        try:
+            chat_tokens(tokenizer, [{"role": "user", "content": "?"}])
+        except ValueError as error:
+            raise ValueError(f"--chat-template {chat_template} cannot be used: {error}") from None
+    elif tokenizer.chat_template is None and of_processor.is_file():
+        tokenizer.chat_template = read_chat_template(of_processor)
+    return tokenizer
+
+
+def read_chat_template(file: Path) -> str:
+    """A Jinja text, or a .json that holds one as its `chat_template`.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such file, or no such text in it.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no chat template at {file}")
+    text = file.read_text()
+    if file.suffix != ".json":
+        return text
+    try:
+        found = json.loads(text)["chat_template"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        found = None
+    if not isinstance(found, str):
+        raise ValueError(f'{file} has no "chat_template" with a text')
+    return found
 
 
 def chat_tokens(
@@ -42,7 +76,7 @@ def chat_tokens(
         ValueError: the model has no chat template, or its template refuses the messages, or an option is none of a template's.
     """
     if tokenizer.chat_template is None:
-        raise ValueError("this model has no chat template: send a plain prompt instead")
+        raise ValueError("this model has no chat template: send a plain prompt instead, or start with --chat-template FILE")
     for name in options or {}:
         if name in TEMPLATE_ARGUMENTS:
             raise ValueError(f"chat_template_kwargs.{name} is not the template's but the tokenizer's: leave it out")

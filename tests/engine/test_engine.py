@@ -1,6 +1,7 @@
 """The Engine class, as scripts use it."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,17 @@ def test_after_shutdown(target_dir: Path) -> None:
 def test_what_was_decided_is_said(engine: Engine) -> None:
     assert any("tree (3, 2, 6)" in note for note in engine.notes)
     assert any("context length 512" in note for note in engine.notes)
+
+
+def test_a_missing_chat_template_is_said_and_one_can_be_brought(target_dir: Path, tmp_path: Path) -> None:
+    shutil.copytree(target_dir, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").unlink()
+    file = tmp_path / "own.jinja"
+    file.write_text("{{ messages[0].content }}!")
+    for chat_template, own in ((None, None), (str(file), file.read_text())):
+        with Engine(model_path=str(tmp_path), max_total_tokens=1024, device="cpu", chat_template=chat_template) as engine:
+            assert engine.tokenizer.chat_template == own
+            assert any("no chat template" in note for note in engine.notes) == (own is None)
 
 
 def test_a_cache_too_small_for_one_request(target_dir: Path) -> None:

@@ -1,8 +1,14 @@
-"""What a checkpoint says about its own replies."""
+"""What a checkpoint says about dialogues and its own replies."""
+
+import json
+from pathlib import Path
 
 import pytest
+from checkpoints import byte_tokenizer
 
-from eagle_rt.models.tokenizer import sampling_defaults
+from eagle_rt.models.tokenizer import chat_tokens, load_tokenizer, sampling_defaults
+
+VICUNA = "{{ bos_token }}A chat.{% for m in messages %} {{ m.role.upper() }}: {{ m.content }}{% endfor %} ASSISTANT:"
 
 
 @pytest.mark.parametrize(
@@ -17,3 +23,50 @@ from eagle_rt.models.tokenizer import sampling_defaults
 )
 def test_settings_that_requests_leave_open(generation: dict, expected: dict) -> None:
     assert sampling_defaults(generation) == expected
+
+
+def tokenizer_dir(directory: Path, chat_template: str | None = None) -> Path:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def asked(directory: Path, chat_template: Path | None = None) -> str:
+    """What the model reads of a short dialogue."""
+    given = None if chat_template is None else str(chat_template)
+    tokenizer = load_tokenizer(directory, trust_remote_code=False, chat_template=given)
+    return str(tokenizer.decode(chat_tokens(tokenizer, [{"role": "user", "content": "Hi"}])))
+
+
+@pytest.mark.parametrize("is_json", [False, True])
+@pytest.mark.parametrize("own", [None, "{{ messages[0].content }}"])
+def test_a_chat_template_of_ones_own(tmp_path: Path, own: str | None, is_json: bool) -> None:
+    file = tmp_path / ("own.json" if is_json else "own.jinja")
+    file.write_text(json.dumps({"chat_template": VICUNA}) if is_json else VICUNA)
+    assert asked(tokenizer_dir(tmp_path / "model", own), file).endswith("A chat. USER: Hi ASSISTANT:")
+
+
+def test_a_processors_chat_template_serves_where_the_tokenizer_has_none(tmp_path: Path) -> None:
+    for name, own, expected in (("without", None, "A chat. USER: Hi ASSISTANT:"), ("with", "{{ messages[0].content }}", "Hi")):
+        directory = tokenizer_dir(tmp_path / name, own)
+        (directory / "chat_template.json").write_text(json.dumps({"chat_template": VICUNA}))
+        assert asked(directory).endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("none.jinja", None, "there is no chat template at .*none.jinja"),
+        ("own.json", "{}", 'own.json has no "chat_template"'),
+        ("own.json", "no json", 'own.json has no "chat_template"'),
+        ("own.json", '{"chat_template": [{"name": "default"}]}', 'own.json has no "chat_template"'),
+        ("own.jinja", "{% if %}", "--chat-template .*own.jinja cannot be used"),
+    ],
+)
+def test_a_chat_template_that_is_none(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+    file = tmp_path / name
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
+        asked(tokenizer_dir(tmp_path / "model"), file)
