@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import sentencepiece
 from checkpoints import byte_tokenizer
 
 from eagle_rt.models.tokenizer import chat_tokens, load_tokenizer, sampling_defaults
@@ -70,3 +71,33 @@ def test_a_chat_template_that_is_none(tmp_path: Path, name: str, text: str | Non
         file.write_text(text)
     with pytest.raises((FileNotFoundError, ValueError), match=message):
         asked(tokenizer_dir(tmp_path / "model"), file)
+
+
+def test_a_tokenizer_that_is_sentencepieces_alone(tmp_path: Path) -> None:
+    """As Vicuna's."""
+    text = tmp_path / "text"
+    text.write_text("Tom has 3 apples and buys 4 more.\n" * 20)
+    sentencepiece.SentencePieceTrainer.Train(
+        input=str(text),
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        minloglevel=2,
+    )
+    (tmp_path / "tokenizer.vocab").unlink()
+    own = {
+        "tokenizer_class": "LlamaTokenizer",
+        "add_bos_token": True,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    tokenizer = load_tokenizer(tmp_path, trust_remote_code=False)
+    twin = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    for question in ("Tom buys 4 apples", "Zoë?"):
+        assert tokenizer.encode(question) == [twin.bos_id(), *twin.encode(question)]
+        assert tokenizer.decode(tokenizer.encode(question), skip_special_tokens=True) == question
+    assert tokenizer.eos_token_id == twin.eos_id()
