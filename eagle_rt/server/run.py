@@ -3,6 +3,8 @@
 import argparse
 import asyncio
 import contextlib
+import json
+import shlex
 import socket
 from collections.abc import Iterator
 
@@ -43,7 +45,9 @@ async def run_server(process: EngineProcess, config: EngineConfig, options: argp
             asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
         for note in service.notes:
             print(note)
-        print(how_to_talk(options.host, listener.getsockname()[1], model_name), flush=True)
+        has_chats = info.tokenizer.chat_template is not None
+        port, has_key = listener.getsockname()[1], options.api_key is not None
+        print(how_to_talk(options.host, port, model_name, has_chats=has_chats, has_key=has_key), flush=True)
         watching = asyncio.create_task(stop_when_dead(service, server))
         await server.serve(sockets=[listener])
         watching.cancel()
@@ -59,13 +63,17 @@ async def stop_when_dead(service: EngineService, server: uvicorn.Server) -> None
     server.should_exit = True
 
 
-def how_to_talk(host: str, port: int, model_name: str) -> str:
-    place = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    body = (
-        f'{{"model": "{model_name}", "messages": [{{"role": "user", "content": "Tom has 3 apples and buys 4 more. How many?"}}]}}'
-    )
+def how_to_talk(host: str, port: int, model_name: str, *, has_chats: bool, has_key: bool) -> str:
+    """has_chats: whether the model has a chat template; has_key: whether clients are asked for a key."""
+    url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
+    question = "Tom has 3 apples and buys 4 more. How many?"
+    if has_chats:
+        route, asked = "chat/completions", {"messages": [{"role": "user", "content": question}]}
+    else:
+        route, asked = "completions", {"prompt": question}
+    key = " -H 'Authorization: Bearer API_KEY'" if has_key else ""
+    body = shlex.quote(json.dumps({"model": model_name, **asked}))
     return (
-        f"serving {model_name} at http://{place}:{port} (Ctrl-C stops it). Talk to it with any OpenAI client "
-        f"(base_url http://{place}:{port}/v1), or:\n"
-        f"  curl http://{place}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+        f"serving {model_name} at {url} (Ctrl-C stops it). Talk to it with any OpenAI client (base_url {url}/v1), or:\n"
+        f"  curl {url}/v1/{route}{key} -H 'Content-Type: application/json' -d {body}"
     )

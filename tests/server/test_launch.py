@@ -1,12 +1,14 @@
 """The server as a process: how it starts, ends, and says what is wrong."""
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from servers import ROOT, Server
 
 from eagle_rt.engine.load import BUILT_IN
 from eagle_rt.server.launch import STOP_SIGNALS, interrupts_later
+from eagle_rt.server.run import how_to_talk
 
 
 def launched(*flags: str) -> subprocess.CompletedProcess[str]:
@@ -32,6 +35,19 @@ def children_of(server: Server) -> list[int]:
 def test_nothing_slow_is_imported_before_the_engine_has_been_started() -> None:
     program = "import sys, launch_server; print(sorted({'torch', 'transformers', 'uvicorn'} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+@pytest.mark.parametrize("has_chats", [False, True])
+def test_the_request_that_is_shown(server: Server, has_chats: bool, has_key: bool) -> None:
+    shown = how_to_talk("0.0.0.0", server.port, "tiny", has_chats=has_chats, has_key=has_key)
+    curl, url, *options = shlex.split(shown.splitlines()[1])
+    headers = dict(header.split(": ") for option, header in pairwise(options) if option == "-H")
+    assert curl == "curl"
+    assert ("Authorization" in headers) == has_key
+    reply = requests.post(url, options[-1], headers=headers, timeout=60)
+    assert reply.status_code == 200
+    assert reply.json()["object"] == ("chat.completion" if has_chats else "text_completion")
 
 
 def test_the_death_of_the_engine_is_answered_and_ends_the_server(target_dir: Path) -> None:
