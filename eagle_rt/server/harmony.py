@@ -12,10 +12,11 @@ from typing import Any
 
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.tokenizer import HARMONY_MARKS
+from eagle_rt.server.calls import Call, Functions, decoded
 from eagle_rt.server.matching import behind, matched_format
 from eagle_rt.server.replies import ReplyPart, ReplyReader
 from eagle_rt.server.text import length_of_begun
-from eagle_rt.server.tools import Call, Tools, decoded
+from eagle_rt.server.tools import Tools
 
 START, END, MESSAGE, CHANNEL, _ = HARMONY_MARKS
 # What a message ends with: the last ones end a reply too.
@@ -36,11 +37,11 @@ class Header:
 
 
 class HarmonyReader:
-    """names: of the functions that may be called; of others, and where the arguments are no JSON object, a call stays text."""
+    """functions: that may be called; of others, and where the arguments are no JSON object, a call stays text."""
 
-    def __init__(self, names: frozenset[str], *, tells_reasoning: bool) -> None:
+    def __init__(self, functions: Functions, *, tells_reasoning: bool) -> None:
         self.tells_reasoning, self.num_calls = tells_reasoning, 0
-        self._names, self._held = names, ""
+        self._functions, self._held = functions, ""
         self._header: Header | None = None  # of the message that is being read
         self._is_first = True
         self._arguments = ""
@@ -81,7 +82,7 @@ class HarmonyReader:
         assert header
         name = (header.recipient or "").removeprefix(FUNCTIONS)
         kind = "reasoning" if header.channel == "analysis" and self.tells_reasoning else "content"
-        if name in self._names:
+        if name in self._functions:
             self._arguments += text
             if not is_whole:
                 return
@@ -107,7 +108,7 @@ class Harmony:
     keeps_special_tokens = True
 
     def reader(self, tools: Tools | None, *, tells_reasoning: bool) -> ReplyReader:
-        return HarmonyReader(tools.names if tools else frozenset(), tells_reasoning=tells_reasoning and self.tells_reasoning)
+        return HarmonyReader(tools.functions if tools else {}, tells_reasoning=tells_reasoning and self.tells_reasoning)
 
     def before(self, params: SamplingParams, *, is_call: bool) -> SamplingParams:
         """A call is a message; anything else stands in one of the final channel. Both behind one of thoughts, or none."""

@@ -7,11 +7,12 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.tokenizer import writes_harmony
+from eagle_rt.server.calls import CallReader
 from eagle_rt.server.harmony import Harmony
 from eagle_rt.server.matching import behind, matched_format
 from eagle_rt.server.replies import ReplyForm, ReplyPart, ReplyReader
 from eagle_rt.server.text import length_of_begun
-from eagle_rt.server.tools import CallReader, Tools
+from eagle_rt.server.tools import Tools
 
 # DeepSeek-R1's marks, which Qwen 3 and MiMo have too.
 OPENS, CLOSES = "<think>", "</think>"

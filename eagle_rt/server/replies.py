@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from eagle_rt.engine.params import SamplingParams
-from eagle_rt.server.tools import Call, Tools
+from eagle_rt.server.calls import Call
+from eagle_rt.server.tools import Tools
 
 
 @dataclass

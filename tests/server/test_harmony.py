@@ -10,20 +10,22 @@ from checkpoints import VOCAB_SIZE, byte_tokenizer, write_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching import ANSWER, LOOK_UP, check_matches
-from server.test_tools import ADD, cut
+from server.test_calls import cut
+from server.test_tools import ADD
 from servers import MESSAGES, Server
 
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.text import TextDelta
 from eagle_rt.models.tokenizer import HARMONY_MARKS
+from eagle_rt.server.calls import MESSAGES as CALLS
+from eagle_rt.server.calls import call_format
 from eagle_rt.server.choices import ChatChoice
 from eagle_rt.server.harmony import ENDS, Harmony, HarmonyReader, harmony_message
 from eagle_rt.server.protocol import ChatRequest
 from eagle_rt.server.reasoning import AllAnswer, Reasoning, reply_form
-from eagle_rt.server.tools import MESSAGES as CALLS
-from eagle_rt.server.tools import call_format, tools_of
+from eagle_rt.server.tools import tools_of
 
-NAMES = frozenset(["look_up", "add"])
+FUNCTIONS = {"look_up": {}, "add": {}}
 TEMPLATE = (
     "{% for tool in tools or [] %}namespace functions {type {{ tool.function.name }}}{% endfor %}"
     "{% for message in messages %}"
@@ -35,7 +37,7 @@ Call = tuple[str, dict[str, Any]]
 
 
 def read(parts: list[str], *, tells_reasoning: bool = True) -> tuple[str, str, list[Call]]:
-    reader, reasoning, content, calls = HarmonyReader(NAMES, tells_reasoning=tells_reasoning), "", "", []
+    reader, reasoning, content, calls = HarmonyReader(FUNCTIONS, tells_reasoning=tells_reasoning), "", "", []
     for number, text in enumerate(parts, 1):
         part = reader.read(text, is_last=number == len(parts))
         reasoning, content = reasoning + part.reasoning, content + part.content
@@ -61,7 +63,7 @@ MESSAGE = st.one_of(
                 "<|channel|>commentary to={}",
             ]
         ),
-        st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS),
+        st.tuples(st.sampled_from(sorted(FUNCTIONS)), ARGUMENTS),
     ),
 )
 
@@ -102,13 +104,13 @@ def test_replies_that_are_cut_off_or_in_no_format(parts: list[str], expected: tu
 
 
 def test_nothing_is_held_back_longer_than_it_must_be() -> None:
-    reader = HarmonyReader(NAMES, tells_reasoning=True)
+    reader = HarmonyReader(FUNCTIONS, tells_reasoning=True)
     texts = ["<|channel|>", "analysis", "<|message|>", "so", " <", "b>", "<|end|>", "<|start|>", "assistant", "<|channel|>"]
     texts += ["final", "<|message|>", "Yes"]
     told = [reader.read(text, is_last=False) for text in texts]
     assert [part.reasoning for part in told] == ["", "", "", "so", " ", "<b>", *[""] * 7]
     assert [part.content for part in told] == [*[""] * 12, "Yes"]
-    assert HarmonyReader(NAMES, tells_reasoning=True).read("Yes", is_last=False).content == "Yes"
+    assert HarmonyReader(FUNCTIONS, tells_reasoning=True).read("Yes", is_last=False).content == "Yes"
 
 
 def harmony_tokenizer() -> Any:
@@ -186,7 +188,7 @@ def test_without_anything_to_match_nothing_changes() -> None:
 
 
 def test_choices() -> None:
-    choice = ChatChoice(HarmonyReader(NAMES, tells_reasoning=True))
+    choice = ChatChoice(HarmonyReader(FUNCTIONS, tells_reasoning=True))
     texts = [THOUGHTS[:20], THOUGHTS[20:] + "<|channel|>commentary<|message|>Wait"]
     texts += ["<|end|><|start|>assistant" + call_of("add", '{"a'), '": 1}<|call|>']
     deltas = [choice.part(TextDelta(text, None))["delta"] for text in texts]

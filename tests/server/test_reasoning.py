@@ -12,17 +12,18 @@ from checkpoints import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching import ANSWER, check_matches
-from server.test_tools import cut
+from server.test_calls import cut
 from servers import MESSAGES, Server
 
 from eagle_rt.engine.params import SamplingParams, sampling_params
 from eagle_rt.engine.text import TextDelta
 from eagle_rt.models.tokenizer import chat_tokens
+from eagle_rt.server.calls import TAGGED, CallReader
 from eagle_rt.server.choices import ChatChoice
 from eagle_rt.server.protocol import ChatRequest
 from eagle_rt.server.reasoning import AllAnswer, MarkedReader, Reasoning, ReasoningReader, reply_form
 from eagle_rt.server.replies import ReplyForm
-from eagle_rt.server.tools import TAGGED, CallReader, template_message
+from eagle_rt.server.tools import template_message
 
 # As Qwen 3's, which is told to think or not, and as one that always does.
 SWITCHED = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
@@ -145,7 +146,7 @@ def test_what_cannot_stand_behind_thoughts_stays_as_it_is() -> None:
 
 def test_choices_of_replies_with_thoughts_and_calls() -> None:
     call = TAGGED.begin + "add" + TAGGED.middle + "{}" + TAGGED.end
-    choice = ChatChoice(MarkedReader(CallReader(TAGGED, frozenset(["add"])), ReasoningReader(has_begun=True)))
+    choice = ChatChoice(MarkedReader(CallReader(TAGGED, {"add": {}}), ReasoningReader(has_begun=True)))
     texts = ["so <tool", "_call>\n</thi", "nk>\n\nYes. ", call]
     deltas = [choice.part(TextDelta(text, None))["delta"] for text in texts] + [choice.part(TextDelta("", THOUGHTS))["delta"]]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "so <tool_call>"

@@ -1,110 +1,23 @@
-"""Calls in replies: found however the text comes, and made where they must be."""
+"""Calls in replies: made where they must be, and told."""
 
 import json
 from typing import Any
 
 import pytest
 from checkpoints import byte_tokenizer
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from matching import INFO, LOOK_UP, check_matches
 from pydantic import ValidationError
 from xgrammar import GrammarCompiler, GrammarMatcher
 
 from eagle_rt.engine.text import TextDelta
 from eagle_rt.models.tokenizer import chat_tokens
+from eagle_rt.server.calls import TAGGED, CallReader
 from eagle_rt.server.choices import ChatChoice
 from eagle_rt.server.protocol import ChatRequest
 from eagle_rt.server.reasoning import MarkedReader
-from eagle_rt.server.tools import BARE, TAGGED, CallFormat, CallReader, call_format, template_message, tools_of
+from eagle_rt.server.tools import template_message, tools_of
 
-NAMES = frozenset(["look_up", "add"])
 ADD = {"type": "function", "function": {"name": "add", "strict": True}}
-
-
-def read(form: CallFormat, parts: list[str]) -> tuple[str, list[tuple[str, Any]]]:
-    """What a reply that comes in these parts says, and what it calls."""
-    reader, content, calls = CallReader(form, NAMES), "", []
-    for number, part in enumerate(parts, 1):
-        more, found = reader.read(part, is_last=number == len(parts))
-        content += more
-        calls += [(call.name, json.loads(call.arguments)) for call in found]
-    assert reader.num_calls == len(calls)
-    return content, calls
-
-
-ARGUMENTS = st.dictionaries(st.text(max_size=4), st.text(max_size=6) | st.integers() | st.none(), max_size=2)
-CALLS = st.tuples(st.sampled_from(sorted(NAMES)), ARGUMENTS)
-# Nothing in it is a call, however much it looks like one.
-WORDS = st.sampled_from(["Let me see. ", "<", "<tool_call", "\n", "{", "</tool_call>", 'a < b, {"name": "add"}', "<tool>"])
-MISTAKES = st.sampled_from(
-    [
-        "<tool_call>no JSON</tool_call>",
-        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
-        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
-        "<tool_call>[]</tool_call>",
-    ]
-)
-
-
-def written(form: CallFormat, call: tuple[str, dict[str, Any]]) -> str:
-    return form.begin + call[0] + form.middle + json.dumps(call[1]) + form.end
-
-
-def cut(data: st.DataObject, text: str) -> list[str]:
-    places = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
-    return [text[start:stop] for start, stop in zip([0, *places], [*places, len(text)], strict=True)]
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_calls_in_tags_are_found_wherever_a_text_is_cut(data: st.DataObject) -> None:
-    parts = data.draw(st.lists(CALLS | WORDS | MISTAKES, max_size=6))
-    text = "".join(part if isinstance(part, str) else written(TAGGED, part) for part in parts)
-    # A word may open what only the next call closes.
-    calls = [part for part in parts if not isinstance(part, str)]
-    content = "".join(part for part in parts if isinstance(part, str))
-    whole = read(TAGGED, [text])
-    assert read(TAGGED, cut(data, text)) == whole
-    if "<tool_call" not in parts:
-        assert whole == (content, calls)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_bare_calls_are_all_of_a_reply(data: st.DataObject) -> None:
-    calls = data.draw(st.lists(CALLS, min_size=1, max_size=3))
-    text = data.draw(st.sampled_from(["; ", "\n", ""])).join(written(BARE, call) for call in calls)
-    assert read(BARE, cut(data, text)) == ("", calls)
-    assert read(BARE, cut(data, "So: " + text)) == ("So: " + text, [])
-    for more in (" and more", '; {"name": "unknown", "parameters": {}}', "; {"):
-        assert read(BARE, cut(data, text + more)) == (text + more, [])
-
-
-def test_a_call_that_is_not_closed() -> None:
-    """A model may end with it."""
-    assert read(TAGGED, ['Yes.<tool_call>{"name": "add", "arguments": {}}']) == ("Yes.", [("add", {})])
-    assert read(TAGGED, ['<tool_call>{"name": "add", "argu']) == ('<tool_call>{"name": "add", "argu', [])
-
-
-def test_formats_are_told_by_templates() -> None:
-    tokenizer = byte_tokenizer()
-    assert call_format(tokenizer) is TAGGED
-    for template, form in (
-        ('{% if tools %}Respond as {"name": name, "parameters": dictionary}{% endif %}', BARE),
-        ("{% if tools %}<tool_call>{'name': name, 'arguments': {}}</tool_call>{% endif %}", TAGGED),
-    ):
-        tokenizer.chat_template = template
-        assert call_format(tokenizer) is form
-    for template in (
-        None,
-        "{{ messages }}",
-        "<tool_call><function=name>arguments</function></tool_call>",
-        "[TOOL_CALLS]{{ tools }}",
-    ):
-        tokenizer.chat_template = template
-        with pytest.raises(ValueError, match=r"^tools is not possible with this model"):
-            call_format(tokenizer)
 
 
 def body(**options: Any) -> ChatRequest:
@@ -160,6 +73,21 @@ def test_bare_calls_that_must_be_made() -> None:
     assert not matcher.accept_string("\n{")
 
 
+def test_calls_in_tags_that_must_be_made() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ tools }}<tool_call><function=f><parameter=a></parameter></function></tool_call>"
+    tools = tools_of(body(tool_choice="required"), tokenizer)
+    assert tools is not None
+    assert tools.structural_tag is not None
+    rome = "<tool_call>\n<function=look_up>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
+    total = rome.replace("look_up", "add").replace("city", "x").replace("Rome", "1")
+    check_matches(
+        tools.structural_tag, [rome, total, f"{rome}\n{total}"], ["", "No.", rome.replace("city", "town"), f"Yes. {rome}"]
+    )
+    calls = tools.reader().read(rome + total, is_last=True)[1]
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("look_up", {"city": "Rome"}), ("add", {"x": 1})]
+
+
 def test_dialogues_with_calls() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"city": "Rome"}'}}
     messages = [
@@ -184,7 +112,7 @@ def test_dialogues_with_calls() -> None:
 def test_choices_of_replies_with_calls() -> None:
     """Parts together are the whole; what ended a reply with calls is that it has made them."""
     end = {"type": "stop", "matched": 3}
-    choice = ChatChoice(MarkedReader(CallReader(TAGGED, NAMES)))
+    choice = ChatChoice(MarkedReader(CallReader(TAGGED, {"look_up": {}, "add": {}})))
     parts = [choice.part(TextDelta(text, None)) for text in ("Yes. ", ROME[:20], ROME[20:], SUM)] + [
         choice.part(TextDelta("", end))
     ]
@@ -194,5 +122,5 @@ def test_choices_of_replies_with_calls() -> None:
     assert json.loads(calls[0]["function"]["arguments"]) == {"city": "Rome"}
     assert calls[0]["id"] != calls[1]["id"]
     assert [part["finish_reason"] for part in parts] == [None] * 4 + ["tool_calls"]
-    cut_off = ChatChoice(MarkedReader(CallReader(TAGGED, NAMES)))
+    cut_off = ChatChoice(MarkedReader(CallReader(TAGGED, {"look_up": {}, "add": {}})))
     assert cut_off.part(TextDelta(ROME, {"type": "length", "length": 5}))["finish_reason"] == "length"

@@ -1,0 +1,201 @@
+"""How models write calls of functions, and how these are found in a reply."""
+
+import json
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from eagle_rt.models.tokenizer import writes_harmony
+from eagle_rt.server.text import length_of_begun
+
+# Names of functions, and the JSON schemas of their parameters.
+Functions = Mapping[str, dict[str, Any]]
+# What Python writes otherwise than JSON, as chat templates do that show a model its own calls.
+PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
+# The types of JSON schemas.
+KINDS = {
+    bool: ("boolean",),
+    int: ("integer", "number"),
+    float: ("number",),
+    dict: ("object",),
+    list: ("array",),
+    type(None): ("null",),
+}
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How a model writes a call: begin, the function's name, middle, its arguments in a style (of xgrammar's names), end.
+
+    opens: the first part of `begin`, by which a call is recognised; closes: the last part of `end`, empty where calls are the whole
+    reply. Between them is an object with the name and, under this key, the arguments.
+    """
+
+    begin: str
+    middle: str
+    end: str
+    opens: str
+    closes: str
+    key: str
+    style: Literal["json", "qwen_xml"] = "json"
+
+
+# Hermes', which Qwen 2.5 and 3 and MiMo have learned, Qwen3-Coder's, and Llama 3's.
+TAGGED = CallFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "<tool_call>", "</tool_call>", "arguments")
+PARAMETERS = CallFormat(
+    "<tool_call>\n<function=", ">\n", "\n</function>\n</tool_call>", "<tool_call>", "</tool_call>", "arguments", "qwen_xml"
+)
+BARE = CallFormat('{"name": "', '", "parameters": ', "}", "{", "", "parameters")
+
+# gpt-oss', whose calls are messages of their own, see `harmony`; such a message ends a reply.
+MESSAGES = CallFormat(
+    "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "", "<|channel|>commentary to=functions.", "", ""
+)
+
+
+def call_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat:
+    """By what the chat template tells the model.
+
+    Raises:
+        ValueError: it tells nothing of calls, or of none that are known here.
+    """
+    template = str(tokenizer.chat_template)
+    if writes_harmony(tokenizer) and "functions" in template:
+        return MESSAGES
+    if "<tool_call>" in template and "<function=" in template and "<parameter=" in template:
+        return PARAMETERS
+    if "<tool_call>" in template and "arguments" in template and "<function=" not in template:
+        return TAGGED
+    if '"parameters"' in template and "tools" in template:
+        return BARE
+    raise ValueError("tools is not possible with this model: its chat template tells of none, or not in a way that is known here")
+
+
+@dataclass(frozen=True)
+class Call:
+    """arguments: JSON."""
+
+    name: str
+    arguments: str
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
+
+    def described(self) -> dict[str, Any]:
+        """In OpenAI's names."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+class CallReader:
+    """Finds the calls in a reply while it comes. Text that may become part of one is held back until that is decided; what looks
+    like a call and is none, or of a function that was not given, stays text."""
+
+    def __init__(self, form: CallFormat, functions: Functions) -> None:
+        self.num_calls = 0
+        self._form, self._functions = form, functions
+        self._held = ""  # since the last that was decided
+        self._has_text = False
+
+    def read(self, text: str, *, is_last: bool) -> tuple[str, list[Call]]:
+        """The reply goes on with this, and ends if it is the last: the text of it that is no call, and the calls."""
+        self._held += text
+        read = self._read_tagged if self._form.closes else self._read_bare
+        content, calls = read(is_last)
+        self._has_text |= bool(content.strip())
+        self.num_calls += len(calls)
+        return content, calls
+
+    def _read_tagged(self, is_last: bool) -> tuple[str, list[Call]]:
+        opens, closes = self._form.opens, self._form.closes
+        content, calls = "", []
+        while True:
+            before, tag, rest = self._held.partition(opens)
+            if not tag:
+                cut = len(before) if is_last else len(before) - length_of_begun(before, opens)
+                self._held = before[cut:]
+                return content + before[:cut], calls
+            inside, end, after = rest.partition(closes)
+            if not end and not is_last:
+                self._held = tag + rest
+                return content + before, calls
+            call = self._call(decoded(inside) if self._form.style == "json" else parameters_in(inside, self._functions))
+            content += before if call else before + tag + inside + end
+            calls += [call] if call else []
+            self._held = after
+
+    def _read_bare(self, is_last: bool) -> tuple[str, list[Call]]:
+        """Calls are all of a reply, one behind the other, perhaps with semicolons between them."""
+        text = self._held.lstrip()
+        may_be_call = not self._has_text and (not text or text.startswith(self._form.opens))
+        if may_be_call and not is_last:
+            return "", []
+        content, self._held = self._held, ""
+        calls = []
+        while may_be_call and text:
+            try:
+                found, end = json.JSONDecoder(parse_constant=refuse).raw_decode(text)
+            except ValueError:
+                return content, []
+            call = self._call(found)
+            if not call:
+                return content, []
+            calls.append(call)
+            text = text[end:].lstrip("; \n")
+        return ("" if calls else content), calls
+
+    def _call(self, found: Any) -> Call | None:
+        """None if what is written there is none."""
+        if not isinstance(found, dict) or found.get("name") not in self._functions:
+            return None
+        arguments = found.get(self._form.key, {})
+        return Call(found["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+
+
+def decoded(text: str) -> Any:
+    """What the JSON says; None if it is none."""
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except ValueError:
+        return None
+
+
+def refuse(constant: str) -> None:
+    """Python takes NaN and Infinity for JSON, which no one else does."""
+    raise ValueError(f"{constant} is no number in JSON")
+
+
+def parameters_in(text: str, functions: Functions) -> dict[str, Any] | None:
+    """The object that a call with a tag for each parameter stands for; None if it is none."""
+    called = re.fullmatch(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", text, re.DOTALL)
+    if not called:
+        return None
+    name, inside = called[1], called[2]
+    tag = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+    if tag.sub("", inside).strip():
+        return None
+    schemas = functions.get(name, {}).get("properties")
+    schemas = schemas if isinstance(schemas, dict) else {}
+    return {"name": name, "arguments": {own[1]: value_of(own[2], schemas.get(own[1])) for own in tag.finditer(inside)}}
+
+
+def value_of(text: str, schema: Any) -> Any:
+    """Of a parameter: what the text says as JSON, if the schema takes that or says nothing, and else the text."""
+    text_of_json = PYTHON_NAMES.get(text, text)
+    value, kinds = decoded(text_of_json), kinds_of(schema)
+    if isinstance(value, str) or (value is None and text_of_json.strip() != "null"):
+        return text
+    return value if not kinds or any(kind in kinds for kind in KINDS[type(value)]) else text
+
+
+def kinds_of(schema: Any) -> list[Any]:
+    """The types that a schema names."""
+    if not isinstance(schema, dict):
+        return []
+    named = schema.get("type", [])
+    kinds = list(named) if isinstance(named, list) else [named]
+    for choices in ("anyOf", "oneOf"):
+        if isinstance(schema.get(choices), list):
+            kinds += [kind for choice in schema[choices] for kind in kinds_of(choice)]
+    return kinds

@@ -1,0 +1,169 @@
+"""Calls in replies are found however the text comes."""
+
+import json
+from typing import Any
+
+import pytest
+from checkpoints import byte_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle_rt.server.calls import BARE, PARAMETERS, TAGGED, CallFormat, CallReader, Functions, call_format
+
+FUNCTIONS: Functions = {"look_up": {}, "add": {}}
+
+
+def read(form: CallFormat, parts: list[str], functions: Functions = FUNCTIONS) -> tuple[str, list[tuple[str, Any]]]:
+    """What a reply that comes in these parts says, and what it calls."""
+    reader, content, calls = CallReader(form, functions), "", []
+    for number, part in enumerate(parts, 1):
+        more, found = reader.read(part, is_last=number == len(parts))
+        content += more
+        calls += [(call.name, json.loads(call.arguments)) for call in found]
+    assert reader.num_calls == len(calls)
+    return content, calls
+
+
+ARGUMENTS = st.dictionaries(st.text(max_size=4), st.text(max_size=6) | st.integers() | st.none(), max_size=2)
+CALLS = st.tuples(st.sampled_from(sorted(FUNCTIONS)), ARGUMENTS)
+# Nothing in it is a call, however much it looks like one.
+WORDS = st.sampled_from(["Let me see. ", "<", "<tool_call", "\n", "{", "</tool_call>", 'a < b, {"name": "add"}', "<tool>"])
+MISTAKES = st.sampled_from(
+    [
+        "<tool_call>no JSON</tool_call>",
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": {"x": NaN}}</tool_call>',
+        "<tool_call>[]</tool_call>",
+    ]
+)
+
+
+def written(form: CallFormat, call: tuple[str, dict[str, Any]]) -> str:
+    return form.begin + call[0] + form.middle + json.dumps(call[1]) + form.end
+
+
+def cut(data: st.DataObject, text: str) -> list[str]:
+    places = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
+    return [text[start:stop] for start, stop in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_calls_in_tags_are_found_wherever_a_text_is_cut(data: st.DataObject) -> None:
+    parts = data.draw(st.lists(CALLS | WORDS | MISTAKES, max_size=6))
+    text = "".join(part if isinstance(part, str) else written(TAGGED, part) for part in parts)
+    # A word may open what only the next call closes.
+    calls = [part for part in parts if not isinstance(part, str)]
+    content = "".join(part for part in parts if isinstance(part, str))
+    whole = read(TAGGED, [text])
+    assert read(TAGGED, cut(data, text)) == whole
+    if "<tool_call" not in parts:
+        assert whole == (content, calls)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_bare_calls_are_all_of_a_reply(data: st.DataObject) -> None:
+    calls = data.draw(st.lists(CALLS, min_size=1, max_size=3))
+    text = data.draw(st.sampled_from(["; ", "\n", ""])).join(written(BARE, call) for call in calls)
+    assert read(BARE, cut(data, text)) == ("", calls)
+    assert read(BARE, cut(data, "So: " + text)) == ("So: " + text, [])
+    for more in (" and more", '; {"name": "unknown", "parameters": {}}', "; {"):
+        assert read(BARE, cut(data, text + more)) == (text + more, [])
+
+
+def test_a_call_that_is_not_closed() -> None:
+    """A model may end with it."""
+    assert read(TAGGED, ['Yes.<tool_call>{"name": "add", "arguments": {}}']) == ("Yes.", [("add", {})])
+    assert read(TAGGED, ['<tool_call>{"name": "add", "argu']) == ('<tool_call>{"name": "add", "argu', [])
+
+
+def in_tags(name: str, arguments: dict[str, Any]) -> str:
+    """A call as Qwen3-Coder's template writes one: texts as they are, objects and lists in JSON, and the rest as Python does."""
+    text = PARAMETERS.begin + name + PARAMETERS.middle
+    for key, value in arguments.items():
+        text += f"<parameter={key}>\n{json.dumps(value) if isinstance(value, dict | list) else value}\n</parameter>\n"
+    return text.rstrip("\n") + PARAMETERS.end
+
+
+SCHEMAS = {"text": "string", "whole": "integer", "number": "number", "flag": "boolean", "object": "object", "list": "array"}
+TYPED: Functions = {"add": {"properties": {name: {"type": kind} for name, kind in SCHEMAS.items()}}, "look_up": {}}
+VALUES = {
+    "text": st.text(st.characters(codec="utf-8", exclude_characters="<"))
+    | st.sampled_from(["1", "true", "None", "[]", "\n\n a", '"']),
+    "whole": st.integers(),
+    "number": st.integers() | st.floats(allow_nan=False, allow_infinity=False),
+    "flag": st.booleans(),
+    "object": st.dictionaries(st.text(max_size=3), st.integers() | st.none(), max_size=2),
+    "list": st.lists(st.text(max_size=3), max_size=2),
+}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_parameters_in_tags_have_the_types_of_their_schemas(data: st.DataObject) -> None:
+    named = st.fixed_dictionaries({}, optional=VALUES)
+    calls = data.draw(st.lists(st.tuples(st.just("add"), named), max_size=3))
+    text = "Yes. ".join(["", *(in_tags(*call) for call in calls), ""])
+    assert read(PARAMETERS, cut(data, text), TYPED) == ("Yes. " * (len(calls) + 1), calls)
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("1", {}, 1),
+        ("1", {"type": "string"}, "1"),
+        ("1", {"type": ["string", "null"]}, "1"),
+        ("null", {"type": ["string", "null"]}, None),
+        ("None", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        ("2.5", {"oneOf": [{"type": "number"}, {"type": "string"}]}, 2.5),
+        ("2.5", {"type": "integer"}, "2.5"),
+        ("True", {"type": "boolean"}, True),
+        ("True", True, True),
+        ('"a"', {"enum": ["a"]}, '"a"'),
+        ("NaN", {}, "NaN"),
+        ("a, b", {"type": "array"}, "a, b"),
+        ("[1]", {"type": {"a": 1}}, "[1]"),
+    ],
+)
+def test_what_a_parameter_says(text: str, schema: Any, value: Any) -> None:
+    calls = read(PARAMETERS, [in_tags("add", {"x": text})], {"add": {"properties": {"x": schema}}})[1]
+    assert calls == [("add", {"x": value})]
+    assert type(calls[0][1]["x"]) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>add</tool_call>",
+        in_tags("unknown", {}),
+        in_tags("add", {"x": 1}).replace("</function>", ""),
+        in_tags("add", {"x": 1}).replace("</parameter>", ""),
+        in_tags("add", {"x": 1}).replace("<parameter=x>", "x is"),
+        in_tags("add", {"x": 1})[:-30],
+    ],
+)
+def test_what_is_no_call_in_tags_stays_text(text: str) -> None:
+    assert read(PARAMETERS, [text], {"add": {"properties": None}}) == (text, [])
+
+
+def test_formats_are_told_by_templates() -> None:
+    tokenizer = byte_tokenizer()
+    assert call_format(tokenizer) is TAGGED
+    for template, form in (
+        ('{% if tools %}Respond as {"name": name, "parameters": dictionary}{% endif %}', BARE),
+        ("{% if tools %}<tool_call>{'name': name, 'arguments': {}}</tool_call>{% endif %}", TAGGED),
+        ("{% if tools %}<tool_call>\n<function=name>\n<parameter=a>\n{{ arguments }}\n</parameter>{% endif %}", PARAMETERS),
+    ):
+        tokenizer.chat_template = template
+        assert call_format(tokenizer) is form
+    for template in (
+        None,
+        "{{ messages }}",
+        "<tool_call><function=name>arguments</function></tool_call>",
+        "[TOOL_CALLS]{{ tools }}",
+    ):
+        tokenizer.chat_template = template
+        with pytest.raises(ValueError, match=r"^tools is not possible with this model"):
+            call_format(tokenizer)
