@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes
 
-AtLeastOne = Annotated[int, Field(ge=1, strict=True)]
+AtLeastOne = Annotated[int, Field(ge=1, lt=2**63, strict=True)]
 # Whether it is in a model's vocabulary is for the engine to say.
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]

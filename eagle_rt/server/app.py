@@ -5,8 +5,9 @@ import secrets
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -15,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from eagle_rt.engine.engine import reply_dict
 from eagle_rt.engine.params import sampling_params
 from eagle_rt.engine.request import check_prompt_length
-from eagle_rt.engine.text import Reply, TextDelta
+from eagle_rt.engine.text import TextDelta
 from eagle_rt.models.tokenizer import chat_tokens, encode_prompts, is_single, writes_harmony
 from eagle_rt.server.choices import ChatChoice, Choice, CompletionChoice
 from eagle_rt.server.errors import ApiError, add_error_handlers
@@ -24,11 +25,13 @@ from eagle_rt.server.logprobs import Format, ToldLogprobs, chat_logprobs, comple
 from eagle_rt.server.prometheus import EngineCollector
 from eagle_rt.server.protocol import ChatRequest, CompletionRequest, GenerateRequest, OpenAIRequest
 from eagle_rt.server.reasoning import reply_form
-from eagle_rt.server.service import EngineService, Generation
+from eagle_rt.server.service import Deltas, EngineService, Generation
 from eagle_rt.server.stream import native_events, openai_events
 from eagle_rt.server.tools import template_message, tools_of
 
 DISCONNECT_POLL_SECONDS = 0.2
+
+T = TypeVar("T")
 
 
 def create_app(service: EngineService, model_name: str, api_key: str | None, reasoning_parser: str = "auto") -> FastAPI:
@@ -116,10 +119,10 @@ def create_app(service: EngineService, model_name: str, api_key: str | None, rea
                 return {"index": index, **choices[index].part(delta), **more}
 
             include_usage = bool(body.stream_options and body.stream_options.include_usage)
-            check_lengths(service, generation)
-            events = openai_events(generation, envelope, choice, opening, include_usage)
+            deltas = await begun(service, generation, request)
+            events = openai_events(generation, deltas, envelope, choice, opening, include_usage)
             return StreamingResponse(events, media_type="text/event-stream")
-        replies = await finish_or_abort(generation, request)
+        replies = await unless_left(generation.finish(), request)
         wholes = [
             {"index": index, **choices[index].whole(reply), "logprobs": told[index].more(), **reply.traces_by_name()}
             for index, reply in enumerate(replies)
@@ -134,9 +137,9 @@ def create_app(service: EngineService, model_name: str, api_key: str | None, rea
         params = sampling_params({**body.sampling_params, **asked}, service.info.sampling_defaults)
         generation = service.generate(encode_prompts(service.info.tokenizer, prompt), params)
         if body.stream:
-            check_lengths(service, generation)
-            return StreamingResponse(native_events(generation), media_type="text/event-stream")
-        results = [reply_dict(reply) for reply in await finish_or_abort(generation, request)]
+            events = native_events(generation, await begun(service, generation, request))
+            return StreamingResponse(events, media_type="text/event-stream")
+        results = [reply_dict(reply) for reply in await unless_left(generation.finish(), request)]
         return JSONResponse(results[0] if is_single(prompt) and params.n == 1 else results)
 
     @app.get("/v1/models", dependencies=[Depends(check_key)])
@@ -164,15 +167,26 @@ def create_app(service: EngineService, model_name: str, api_key: str | None, rea
     return app
 
 
-def check_lengths(service: EngineService, generation: Generation) -> None:
-    """What the engine would reject is better said before a stream begins, with a status code."""
+async def begun(service: EngineService, generation: Generation, request: Request) -> Deltas:
+    """The text as it comes, of which there is some by then: what the engine refuses is better said before a stream begins, with a
+    status code."""
     for reply in generation.replies:
         check_prompt_length(reply.num_prompt_tokens, service.context_length)
+    deltas = generation.deltas()
+    first = await unless_left(anext(deltas), request)
+
+    async def from_first() -> Deltas:
+        async with aclosing(deltas):
+            yield first
+            async for delta in deltas:
+                yield delta
+
+    return from_first()
 
 
-async def finish_or_abort(generation: Generation, request: Request) -> list[Reply]:
-    """Wait for the replies, or abort them when the client hangs up."""
-    finishing = asyncio.ensure_future(generation.finish())
+async def unless_left(result: Awaitable[T], request: Request) -> T:
+    """The result, which is no longer made when the client hangs up before."""
+    finishing = asyncio.ensure_future(result)
     leaving = asyncio.ensure_future(disconnected(request.is_disconnected))
     try:
         await asyncio.wait((finishing, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -182,7 +196,6 @@ async def finish_or_abort(generation: Generation, request: Request) -> list[Repl
     finally:
         leaving.cancel()
         finishing.cancel()
-        generation.close()
 
 
 async def disconnected(is_disconnected: Callable[[], Awaitable[bool]]) -> None:

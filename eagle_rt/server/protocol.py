@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from eagle_rt.engine.params import SamplingParams, TokenId, sampling_params
+from eagle_rt.engine.params import AtLeastOne, SamplingParams, TokenId, sampling_params
 
 # Parameters of the OpenAI API that change a reply and are not supported, with the values at which they change nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
@@ -200,8 +200,8 @@ class ChatRequest(OpenAIRequest):
     separate_reasoning: what the model thinks is no part of the content."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: AtLeastOne | None = None
+    max_completion_tokens: AtLeastOne | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
@@ -231,7 +231,7 @@ class ChatRequest(OpenAIRequest):
 
 class CompletionRequest(OpenAIRequest):
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
-    max_tokens: int | None = Field(default=16, ge=1)
+    max_tokens: AtLeastOne | None = 16
     logprobs: NumLogprobs | None = None
 
     @field_validator("prompt")

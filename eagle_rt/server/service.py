@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,9 @@ from eagle_rt.engine.text import Reply, TextDelta
 from eagle_rt.server.process import EngineDiedError, EngineProcess
 
 logger = logging.getLogger(__name__)
+
+# (Number of the reply, its new text), as it comes.
+Deltas = AsyncGenerator[tuple[int, TextDelta], None]
 
 
 class EngineService:
@@ -127,8 +130,8 @@ class Generation:
             for _ in range(params.n)
         ]
 
-    async def deltas(self) -> AsyncIterator[tuple[int, TextDelta]]:
-        """(number of the reply, its new text), until all have ended.
+    async def deltas(self) -> Deltas:
+        """Until all replies have ended.
 
         Raises:
             ValueError: the engine cannot serve a prompt. EngineDiedError: there is no engine any more.

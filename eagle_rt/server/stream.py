@@ -9,7 +9,7 @@ from eagle_rt.engine.engine import reply_dict
 from eagle_rt.engine.text import TextDelta
 from eagle_rt.server.errors import error_body
 from eagle_rt.server.process import EngineDiedError
-from eagle_rt.server.service import Generation
+from eagle_rt.server.service import Deltas, Generation
 
 DONE = b"data: [DONE]\n\n"
 
@@ -25,6 +25,7 @@ def error_event(error: ValueError | EngineDiedError) -> bytes:
 
 async def openai_events(
     generation: Generation,
+    deltas: Deltas,
     envelope: Callable[[list[dict[str, Any]]], dict[str, Any]],
     choice: Callable[[int, TextDelta], dict[str, Any]],
     opening: list[dict[str, Any]],
@@ -37,7 +38,7 @@ async def openai_events(
     try:
         for first in opening:
             yield event(envelope([first]))
-        async for index, delta in generation.deltas():
+        async for index, delta in deltas:
             if delta.text or delta.finish_reason:
                 yield event(envelope([choice(index, delta)]))
         if include_usage:
@@ -47,10 +48,10 @@ async def openai_events(
     yield DONE
 
 
-async def native_events(generation: Generation) -> AsyncIterator[bytes]:
+async def native_events(generation: Generation, deltas: Deltas) -> AsyncIterator[bytes]:
     """SGLang's events: every one holds the whole text so far."""
     try:
-        async for index, _ in generation.deltas():
+        async for index, _ in deltas:
             body = reply_dict(generation.replies[index])
             yield event({**body, "index": index} if len(generation.replies) > 1 else body)
     except (ValueError, EngineDiedError) as error:

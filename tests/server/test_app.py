@@ -231,6 +231,15 @@ def test_models_info_and_metrics(server: Server, client: openai.OpenAI) -> None:
         ("completions", {"prompt": [1, 9999]}, 400, None, "outside the vocabulary"),
         ("completions", {"prompt": [1, 2**70]}, 400, "prompt", "valid string"),
         ("completions", {"prompt": "a" * 600, "stream": True}, 400, None, "600 tokens, but the context length is 512"),
+        ("completions", {"prompt": ["a"] * 3, "regex": "(", "stream": True}, 400, "regex", "regex is not possible"),
+        (
+            "chat/completions",
+            {"messages": MESSAGES, "logit_bias": {"9999": 1}, "stream": True},
+            400,
+            None,
+            "outside the vocabulary",
+        ),
+        ("completions", {"prompt": "a", "max_tokens": 2**64}, 400, "max_tokens", "less than 9223372036854775808"),
     ],
 )
 def test_bad_requests_are_answered_in_openais_format(
@@ -260,6 +269,7 @@ def test_native_errors(server: Server) -> None:
         ({"text": "a", "sampling_params": {"speculative": 5}}, "speculative is 5"),
         ({"text": "a", "sampling_params": {"seed": 1.5}}, "seed is 1.5"),
         ({"text": "a", "sampling_params": {"stop_token_ids": [2**70]}}, "stop_token_ids.0"),
+        ({"text": "a", "sampling_params": {"regex": "("}, "stream": True}, "regex is not possible"),
         ({"input_ids": [2**70]}, "input_ids"),
         ({"sampling_params": {}}, "either text or input_ids"),
     ):
@@ -273,12 +283,13 @@ def test_hanging_up_aborts_the_request(server: Server, stream: bool) -> None:
     """Several replies, so that some are still being written then, however fast the machine is."""
     aborted = server.metric("requests_aborted_total")
     body = {"messages": MESSAGES, "max_tokens": 480, "ignore_eos": True, "stream": stream, "n": 16}
+    seconds = 30 if stream else 0.3
     try:
-        response = requests.post(f"{server.url}/v1/chat/completions", json=body, stream=True, timeout=(5, 0.3))
+        response = requests.post(f"{server.url}/v1/chat/completions", json=body, stream=True, timeout=(5, seconds))
         next(response.iter_content(1))
         response.close()
     except requests.ReadTimeout:
-        assert not stream, "a stream sends its first event at once"
+        assert not stream, "a stream sends its first event as soon as there is some text"
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and (
         server.metric("requests_aborted_total") == aborted or server.metric("requests_running") > 0
