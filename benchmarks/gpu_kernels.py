@@ -22,13 +22,13 @@ from eagle_rt.kernels.narrow import BITS, NarrowWeight, narrowed
 from eagle_rt.kernels.narrow_experts import narrow_experts
 from eagle_rt.kernels.skinny import TURNED_TILE
 from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
+from eagle_rt.kernels.triton.gated import gated
 from eagle_rt.kernels.triton.gated_product import gated_product
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
 from eagle_rt.kernels.triton.mix_experts import mix_experts
 from eagle_rt.kernels.triton.narrow_product import narrow_product
 from eagle_rt.kernels.triton.rotate_and_write import rotate_and_write
 from eagle_rt.kernels.triton.route import route
-from eagle_rt.kernels.triton.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.triton.skinny_product import skinny_product
 from eagle_rt.kernels.triton.top_children import top_children
 from eagle_rt.kernels.triton.tree_attention import Tiling, tree_attention
@@ -231,7 +231,7 @@ def torch_product(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def torch_product_and_gate(x: Tensor, weight: Tensor) -> Tensor:
-    return silu_and_mul(torch_product(x, weight))
+    return gated(torch_product(x, weight))
 
 
 def turning_products(x: Tensor, heads: tuple[int, int, int]) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
@@ -280,7 +280,7 @@ def small_kernels(
     positions, scores = torch.ones(1, num_rows, dtype=torch.int64, device=device), torch.zeros(1, num_rows, device=device)
     return {
         "add_rms_norm": (lambda: add_rms_norm(x, x, weight, 1e-5), 4 * x.nbytes),
-        "silu_and_mul": (lambda: silu_and_mul(gate), gate.nbytes * 3 // 2),
+        "gated": (lambda: gated(gate), gate.nbytes * 3 // 2),
         "gumbel_argmax": (lambda: gumbel_argmax(logits, temperature, nothing, seeds, positions), logits.nbytes),
         "top_children": (lambda: top_children(draft_logits, scores, 8), draft_logits.nbytes),
     }

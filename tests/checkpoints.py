@@ -10,6 +10,8 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    Gemma3Config,
+    Gemma3TextConfig,
     GptOssConfig,
     HunYuanDenseV1Config,
     LlamaConfig,
@@ -66,6 +68,19 @@ PHI3_LONG = dict(  # noqa: C408
 )
 # As Hunyuan's published configs say it.
 NTK = {"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 20.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0}
+# Of six layers the third and the last see all of a text.
+GEMMA3 = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 24,
+    "sliding_window_pattern": 3,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
 QWEN3_VL_EXPERTS = {"head_dim": 32, "num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
 EYES = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 4}
 PLACES = {"rope_type": "default", "rope_theta": 10000.0}
@@ -92,6 +107,12 @@ def family_config(name: str, **overrides):
         "phi3-long": lambda: Phi3Config(**{**SIZES, **PHI3_LONG, **overrides}),
         "hunyuan": lambda: HunYuanDenseV1Config(**{**SIZES, "head_dim": 32, "rope_parameters": NTK, **overrides}),
         "gpt-oss": lambda: GptOssConfig(**{**SIZES, **GPT_OSS, **overrides}),
+        "gemma3": lambda: Gemma3TextConfig(**{**SIZES, **GEMMA3, **overrides}),
+        "gemma3-vl": lambda: Gemma3Config(
+            text_config={**SIZES, **GEMMA3, **overrides},
+            vision_config={**EYES, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16},
+            mm_tokens_per_image=16,
+        ),
         "mistral3": lambda: Mistral3Config(
             text_config={**SIZES, "model_type": "mistral", "sliding_window": None, **overrides},
             vision_config={**EYES, "model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2},
@@ -113,7 +134,7 @@ def family_config(name: str, **overrides):
 
 
 # Models that see, too.
-SEEING = ("mistral3", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe")
+SEEING = ("mistral3", "gemma3-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe")
 WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss")
 # Qwen3-MoE's weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses
 # between those.
@@ -129,6 +150,7 @@ FAMILIES = (
     "phi3",
     "phi3-long",
     "hunyuan",
+    "gemma3",
     *WITH_EXPERTS,
 )
 
@@ -146,6 +168,7 @@ def random_model(config, seed: int = 0) -> PreTrainedModel:
     """Random weights, the norms and biases included, so that a test notices each of them."""
     torch.manual_seed(seed)
     model = auto_class(config).from_config(config, dtype=torch.float32).eval()
+    one = 0.0 if config.model_type.startswith("gemma") else 1.0  # which Gemma adds to what is stored
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -153,7 +176,7 @@ def random_model(config, seed: int = 0) -> PreTrainedModel:
             elif name.endswith("sinks"):
                 parameter.normal_(0, 2)
             elif "norm" in name:
-                parameter.uniform_(0.6, 1.4)
+                parameter.uniform_(one - 0.4, one + 0.4)
     return model
 
 

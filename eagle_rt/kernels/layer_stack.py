@@ -9,6 +9,7 @@ from torch import Tensor
 
 from eagle_rt.kernels.cpu.experts import ExpertWeights, expert_weights
 from eagle_rt.kernels.cpu.feed_forward import GateWeights
+from eagle_rt.kernels.cpu.gated import in_float32
 from eagle_rt.kernels.cpu.layer import LayerWeights
 from eagle_rt.kernels.cpu.layers import RunWeights, layers
 from eagle_rt.kernels.cpu.multiply import Weights
@@ -16,6 +17,7 @@ from eagle_rt.kernels.cpu.row_attention import sinks_for
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import array_of
 from eagle_rt.kernels.experts import Mixing
+from eagle_rt.kernels.gate import Gate
 from eagle_rt.kernels.panel_product import ProductStack
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.whole_pass import LayerParts, WholePass
@@ -38,8 +40,9 @@ class LayerStack:
             np.stack([sinks_for(layer.sinks, layer.num_heads) for layer in parts]),
             output,
             array_of(torch.stack([norm.weight for norm in before_gate])),
+            array_of(torch.stack([output_norm_weights(layer) for layer in parts])),
             np.float32(before_gate[0].eps),
-            feed_forward_weights(feed_forward, parts[0].mixing),
+            feed_forward_weights(feed_forward, parts[0].feed_forward),
         )
         given = [norm or RMSNorm(torch.ones_like(before_gate[0].weight), 1.0) for norm in norms]
         self._weights = RunWeights(own, array_of(torch.stack([norm.weight for norm in given])), np.float32(given[0].eps))
@@ -59,12 +62,14 @@ class LayerStack:
         use_torch_threads()
         if captured not in self._captured:
             self._captured[captured] = np.array(captured, dtype=np.int64)
+        of_windows = [shared.angles_of(window) for window in self._windows]
+        angles = np.stack([cos for cos, _ in of_windows]), np.stack([sin for _, sin in of_windows])
         stream, normed, features = torch.empty_like(x), torch.empty_like(x), x.new_empty(len(x), len(captured) * x.shape[1])
         layers(
             array_of(x.contiguous()),
             array_of(attention_input.contiguous()),
             self._weights,
-            shared.angles,
+            angles,
             shared.storage[self._first : self._last],
             shared.slots,
             shared.seen.seen_rows(),
@@ -76,17 +81,24 @@ class LayerStack:
         return stream, normed, features
 
 
-def feed_forward_weights(products: list[Weights], mixing: Mixing | None) -> GateWeights | ExpertWeights:
+def feed_forward_weights(products: list[Weights], form: Mixing | Gate) -> GateWeights | ExpertWeights:
     """See `LayerParts`."""
-    if not mixing:
+    if isinstance(form, Gate):
         gate_and_up, down = products
-        return GateWeights(gate_and_up, down)
+        return GateWeights(gate_and_up, down, in_float32(form))
     router, gate_and_up, down = products
-    return expert_weights(router, gate_and_up, down, mixing)
+    return expert_weights(router, gate_and_up, down, form)
 
 
 def head_norm_weights(layer: LayerParts) -> Tensor:
     """[2, head_dim] those of queries and keys, or [2, 0]."""
     if layer.head_norms:
         return torch.stack(layer.head_norms.weights)
+    return layer.feed_forward_norm.weight.new_empty(2, 0)
+
+
+def output_norm_weights(layer: LayerParts) -> Tensor:
+    """[2, H] of attention and the feed-forward part, or [2, 0]."""
+    if layer.output_norms:
+        return torch.stack([norm.weight for norm in layer.output_norms])
     return layer.feed_forward_norm.weight.new_empty(2, 0)

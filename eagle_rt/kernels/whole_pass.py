@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from eagle_rt.kernels.experts import Mixing
+from eagle_rt.kernels.gate import Gate
 from eagle_rt.kernels.narrow_experts import NarrowStack
 from eagle_rt.kernels.packed_linear import OpaqueProduct, PackedProduct
 from eagle_rt.kernels.rms_norm import HeadNorms, RMSNorm
@@ -32,23 +33,31 @@ class SeenRows(Protocol):
 class WholePass:
     """What all layers of a pass share that are one compiled function, as arrays of `cpu.vectors.array_of`.
 
-    angles: cos and sin [T, head_dim]. storage: [L, S, 2, kv heads, head_dim], of which slots [T] are written.
+    angles, window_angles: cos and sin [T, head_dim], and those of layers with a window. storage: [L, S, 2, kv heads, head_dim], of
+    which slots [T] are written.
     """
 
     angles: tuple[NDArray, NDArray]
+    window_angles: tuple[NDArray, NDArray]
     storage: NDArray
     slots: NDArray
     seen: SeenRows
 
+    def angles_of(self, window: int | None) -> tuple[NDArray, NDArray]:
+        return self.angles if window is None else self.window_angles
 
-def whole_pass(cos: Tensor, sin: Tensor, storage: Tensor, slots: Tensor, seen: SeenRows | None) -> WholePass | None:
-    """cos, sin: [T, 1, head_dim]. None where attention cannot be one part of a layer."""
+
+Angles = tuple[Tensor, Tensor]
+
+
+def whole_pass(angles: Angles, window_angles: Angles, storage: Tensor, slots: Tensor, seen: SeenRows | None) -> WholePass | None:
+    """angles, window_angles: cos and sin [T, 1, head_dim]. None where attention cannot be one part of a layer."""
     if not seen:
         return None
     from eagle_rt.kernels.cpu.vectors import array_of  # not everywhere is numba installed
 
-    angles = array_of(cos.flatten(1)), array_of(sin.flatten(1))
-    return WholePass(angles, array_of(storage), slots.contiguous().numpy(), seen)
+    (cos, sin), (window_cos, window_sin) = (tuple(array_of(own.flatten(1)) for own in both) for both in (angles, window_angles))
+    return WholePass((cos, sin), (window_cos, window_sin), array_of(storage), slots.contiguous().numpy(), seen)
 
 
 @dataclass(frozen=True)
@@ -57,8 +66,9 @@ class LayerParts:
     queries and keys, if there are any, and the one before the feed-forward part; and for how many heads, how far back and with
     which sinks its attention sees, see `AttentionBackend.run`.
 
-    mixing: of experts; None where there are none. Their products are those of the router, of gates and ups, and of downs; otherwise
-    they are of gate and up, and of down.
+    feed_forward: how experts are mixed, whose products are those of the router, of gates and ups, and of downs; or the gate of a
+    part without experts, whose products are of gate and up, and of down. output_norms: of what attention gives and of what the
+    feed-forward part does, where these are normed before they are added.
     """
 
     products: "tuple[OpaqueProduct | ProductStack | NarrowStack | None, ...]"
@@ -67,7 +77,8 @@ class LayerParts:
     feed_forward_norm: RMSNorm
     window: int | None
     sinks: Tensor | None
-    mixing: Mixing | None = None
+    feed_forward: Mixing | Gate
+    output_norms: tuple[RMSNorm, RMSNorm] | None = None
 
 
 class StackedLayers(Protocol):
@@ -85,7 +96,7 @@ def layer_stack(layers: Sequence[LayerParts], norms: Sequence[RMSNorm | None], f
     products = [product for layer in layers for product in layer.products]
     if not products or any(product is None or isinstance(product, PackedProduct) for product in products):
         return None
-    if len({layer.mixing for layer in layers}) > 1:
+    if len({layer.feed_forward for layer in layers}) > 1:
         return None
     from eagle_rt.kernels.layer_stack import LayerStack  # not everywhere is numba installed
     from eagle_rt.kernels.panel_product import PanelProduct, ProductStack, are_alike

@@ -16,10 +16,9 @@ from eagle_rt.kernels.embed import embed
 from eagle_rt.kernels.products import Quantization, of_output_layer
 from eagle_rt.kernels.whole_pass import layer_stack
 from eagle_rt.models.compiled import CompilableLayers
-from eagle_rt.models.experts import expert_name
 from eagle_rt.models.layers import Attend, Block, Linear, linear, norm, pass_context
 from eagle_rt.models.quantized import open_checkpoint
-from eagle_rt.models.rearranged import RearrangedCheckpoint, name_of_text
+from eagle_rt.models.rearranged import RearrangedCheckpoint, own_name
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.shard import WHOLE, Shard, ShardedCheckpoint, Total, whole
 from eagle_rt.models.spec import ModelSpec
@@ -80,6 +79,8 @@ class Decoder(CompilableLayers):
             self.lm_head = linear(checkpoint, "lm_head", vocab_size // shard.size, size, of_output_layer(quantization))
         self._pool_shape = spec.num_layers, shape, dtype, device
         self._rope = Rope(spec.rope, context_length, dtype, device)
+        self._window_rope = Rope(spec.window_rope, context_length, dtype, device) if spec.window_rope else None
+        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=dtype).item()  # rounded as numbers of the model are
         self._stack = None
         if not is_part:  # or there would be something to sum within
             self._stack = layer_stack([block.parts for block in self._blocks], [*self._norms[1:], self.final_norm])
@@ -107,8 +108,10 @@ class Decoder(CompilableLayers):
         return self._run(batch.tokens, batch.positions, CachedAttention(batch, pool, backend), feature_layers)
 
     def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend, feature_layers: tuple[int, ...]) -> TargetOutput:
-        context = pass_context(self._rope, positions, attend)
+        context = pass_context(self._rope, positions, attend, self._window_rope)
         x, delta = embed(tokens, self.embedding), None
+        if self._embedding_scale != 1:
+            x = x * self._embedding_scale
         if self._stack and context.whole:
             _, hidden, features = self._stack(x, self._norms[0](x), context.whole, feature_layers)
             return TargetOutput(hidden, features if feature_layers else None)
@@ -142,7 +145,7 @@ def load_decoder(
     Raises:
         FileNotFoundError, ValueError: the checkpoint is incomplete, damaged, or not what its config.json says.
     """
-    checkpoint = open_checkpoint(model_dir, spec.storage, dtype, device, "target", lambda name: expert_name(name_of_text(name)))
+    checkpoint = open_checkpoint(model_dir, spec.storage, dtype, device, "target", lambda name: own_name(name, spec))
     tensors = RearrangedCheckpoint(checkpoint, spec)
     try:
         return make(tensors, spec, context_length=context_length, dtype=dtype, device=device, quantization=quantization)

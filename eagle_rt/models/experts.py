@@ -23,7 +23,7 @@ class Experts(Opaque):
 
     def __init__(self, weights: ExpertTensors, mixing: Mixing, quantization: Quantization = "none") -> None:
         super().__init__()
-        self.out_size, self.mixing = weights.router.shape[1], mixing
+        self.out_size, self.form = weights.router.shape[1], mixing
         self._laid_out = experts_with(weights, mixing, quantization)
         nothing = weights.router.new_empty(0)
         self._weights = replace(weights, gate_and_up=nothing, down=nothing) if self._laid_out else weights
@@ -43,10 +43,10 @@ class Experts(Opaque):
 
     def quantized(self) -> "Experts":
         """The same with experts of eight bits."""
-        return Experts(self.weights, self.mixing, "int8")
+        return Experts(self.weights, self.form, "int8")
 
     def apply(self, x: Tensor) -> Tensor:
-        return self._laid_out(x) if self._laid_out else mix_experts(x, self._weights, self.mixing)
+        return self._laid_out(x) if self._laid_out else mix_experts(x, self._weights, self.form)
 
 
 def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: ExpertShape, quantization: Quantization) -> Experts:

@@ -10,13 +10,13 @@ from torch import Tensor
 from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
+from eagle_rt.kernels.gate import SWIGLU, Gate, gated
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 from eagle_rt.kernels.products import Quantization, product_with
 from eagle_rt.kernels.rms_norm import HeadNorms, RMSNorm
 from eagle_rt.kernels.rotary import rotate
-from eagle_rt.kernels.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.skinny import most_skinny_rows, most_turned_rows
-from eagle_rt.kernels.whole_pass import LayerParts, WholePass, whole_pass
+from eagle_rt.kernels.whole_pass import Angles, LayerParts, WholePass, whole_pass
 from eagle_rt.models.experts import load_experts
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.shard import Total, whole
@@ -62,43 +62,51 @@ class Linear:
         assert self._transposed is not None
         return x @ self._transposed if self.bias is None else torch.addmm(self.bias, x, self._transposed)
 
-    def gated(self, x: Tensor) -> Tensor:
-        """[R, out / 2] silu(gate) * up, where gate and up are the halves of the outputs."""
-        if kernel := self._skinny_kernel("gated_product", x):
+    def gated(self, x: Tensor, gate: Gate = SWIGLU) -> Tensor:
+        """[R, out / 2] of gates and ups, which are the halves of the outputs."""
+        if gate == SWIGLU and (kernel := self._skinny_kernel("gated_product", x)):
             return kernel(x, self.weight)
-        return silu_and_mul(self(x))
+        return gated(self(x), gate)
 
     def _skinny_kernel(self, name: str, x: Tensor) -> Callable[..., Tensor] | None:
         return dispatch.triton_kernel(name, x) if 0 < len(x) <= self._most_skinny_rows else None
 
+
+# Of what attention gives and of what the feed-forward part does, where these are normed before they are added.
+OUTPUT_NORMS = "attention_output_norm", "feed_forward_output_norm"
 
 Attend = Callable[[int, Tensor, Tensor | None, int | None, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)
 class PassContext:
-    """What every layer of one pass shares: the positions' angles, and `attend(layer, queries, keys_and_values, window,
-    sinks)`.
+    """What every layer of one pass shares: the positions' angles, cos and sin, and those of layers with a window; and
+    `attend(layer, queries, keys_and_values, window, sinks)`.
 
     cache: the pool, and the slots [T] of this pass, where one kernel turns queries and keys and writes to the cache; the layers
     then have no keys and values to hand to `attend`. whole: what functions for whole layers need, where there are such.
     """
 
-    cos: Tensor
-    sin: Tensor
+    angles: Angles
+    window_angles: Angles
     attend: Attend
     cache: tuple[KVPool, Tensor] | None = None
     whole: WholePass | None = None
 
+    def angles_of(self, window: int | None) -> Angles:
+        return self.angles if window is None else self.window_angles
 
-def pass_context(rope: Rope, positions: Tensor, attend: Attend) -> PassContext:
-    cos, sin = rope.cos_sin(positions)
+
+def pass_context(rope: Rope, positions: Tensor, attend: Attend, window_rope: Rope | None = None) -> PassContext:
+    """window_rope: of layers with a window, if they have one of their own."""
+    angles = rope.cos_sin(positions)
+    both = angles, window_rope.cos_sin(positions) if window_rope else angles
     if not isinstance(attend, CachedAttention):
-        return PassContext(cos, sin, attend)
-    if not (dispatch.prefers_triton(positions) or dispatch.prefers_compiled(positions, cos.dtype)):
-        return PassContext(cos, sin, attend)
+        return PassContext(*both, attend)
+    if not (dispatch.prefers_triton(positions) or dispatch.prefers_compiled(positions, angles[0].dtype)):
+        return PassContext(*both, attend)
     pool, slots = attend.cache
-    return PassContext(cos, sin, attend, attend.cache, whole_pass(cos, sin, pool.storage, slots, attend.whole_layers))
+    return PassContext(*both, attend, attend.cache, whole_pass(*both, pool.storage, slots, attend.whole_layers))
 
 
 class Attention:
@@ -143,14 +151,14 @@ class Attention:
         turned = qkv[:, :num_turned]
         if norms and not norms.follow_turning:
             turned = norms(turned, self.num_heads)
-        turned = rotate(turned, context.cos, context.sin)
+        turned = rotate(turned, *context.angles_of(self.window))
         if norms and norms.follow_turning:
             turned = norms(turned, self.num_heads)
         qkv[:, :num_turned] = turned
         return qkv[:, : self.num_heads], qkv[:, self.num_heads :].unflatten(1, (2, self._kv_heads))
 
     def _turn_and_write(self, x: Tensor, context: PassContext, storage: Tensor, slots: Tensor) -> Tensor:
-        turning = self.num_heads, context.cos, context.sin
+        turning = self.num_heads, *context.angles_of(self.window)
         if turned_product := self._turned_kernel(x):
             return turned_product(x, self.qkv.weight, self.qkv.bias, *turning, storage, slots)
         qkv = self._qkv_heads(x)
@@ -169,11 +177,10 @@ class Attention:
 
 
 class FeedForward:
-    """SwiGLU."""
-
-    mixing = None
+    """Of one gate, which is the form of it."""
 
     def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape, quantization: Quantization) -> None:
+        self.form = shape.gate
         names = {f"{prefix}.gate_proj": shape.intermediate_size, f"{prefix}.up_proj": shape.intermediate_size}
         self.gate_and_up = merged_linear(checkpoint, names, shape.hidden_size, quantization)
         self.down = linear(checkpoint, f"{prefix}.down_proj", shape.hidden_size, shape.intermediate_size, quantization)
@@ -188,7 +195,7 @@ class FeedForward:
         return self.gate_and_up.product, self.down.product
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.gate_and_up.gated(x))
+        return self.down(self.gate_and_up.gated(x, self.form))
 
 
 class Block:
@@ -209,7 +216,12 @@ class Block:
     ) -> None:
         self._total = total
         self.attention = Attention(checkpoint, f"{prefix}.self_attn", shape, input_size, window, quantization)
-        self.feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", shape.hidden_size, shape.rms_norm_eps)
+        size, eps = shape.hidden_size, shape.rms_norm_eps
+        self.feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", size, eps)
+        self.output_norms = None
+        if f"{prefix}.{OUTPUT_NORMS[0]}.weight" in checkpoint:
+            of_attention, of_feed_forward = (norm(checkpoint, f"{prefix}.{name}", size, eps) for name in OUTPUT_NORMS)
+            self.output_norms = of_attention, of_feed_forward
         if experts:
             self.feed_forward = load_experts(checkpoint, f"{prefix}.mlp", shape.hidden_size, experts, quantization)
         else:
@@ -225,13 +237,23 @@ class Block:
     def parts(self) -> LayerParts:
         attention, feed_forward = self.attention, self.feed_forward
         products = (attention.qkv.product, attention.output.product, *feed_forward.products)
-        norms = attention.norms, self.feed_forward_norm
-        return LayerParts(products, attention.num_heads, *norms, attention.window, attention.sinks, feed_forward.mixing)
+        return LayerParts(
+            products,
+            attention.num_heads,
+            attention.norms,
+            self.feed_forward_norm,
+            attention.window,
+            attention.sinks,
+            feed_forward.form,
+            self.output_norms,
+        )
 
     def __call__(self, x: Tensor, attention_input: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor]:
         """(x after the attention, what the feed-forward part adds to it): the next norm takes both."""
-        x, normed = self.feed_forward_norm.after_adding(x, self._total(self.attention(attention_input, layer, context)))
-        return x, self._total(self.feed_forward(normed))
+        added = self._total(self.attention(attention_input, layer, context))
+        x, normed = self.feed_forward_norm.after_adding(x, self.output_norms[0](added) if self.output_norms else added)
+        added = self._total(self.feed_forward(normed))
+        return x, self.output_norms[1](added) if self.output_norms else added
 
 
 def linear(checkpoint: Checkpoint, name: str, out_size: int, in_size: int, quantization: Quantization = "none") -> Linear:

@@ -1,17 +1,25 @@
-"""Checkpoints that lay out a layer's projections in another way than Llama's: as Phi-3's, which hold those of one input in one
-tensor, and in which only the first numbers of a head may be turned, and Qwen3-VL's, whose experts' gates come before all ups; and
-names of tensors."""
+"""Checkpoints that lay out a layer in another way than Llama's: as Phi-3's, which hold projections of one input in one tensor, and
+in which only the first numbers of a head may be turned, Qwen3-VL's, whose experts' gates come before all ups, and Gemma's, which
+say by how much weights of norms are more than one; and names of tensors."""
 
 import re
 
 import torch
 from torch import Tensor
 
-from eagle_rt.models.spec import ModelSpec
+from eagle_rt.models.experts import expert_name
+from eagle_rt.models.layers import OUTPUT_NORMS
+from eagle_rt.models.spec import GEMMAS, ModelSpec
 from eagle_rt.models.weights import Checkpoint
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 GATES_FIRST = ("Qwen3VLMoeForConditionalGeneration",)
+# Gemma norms what is added, too.
+GEMMA_NORMS = {
+    "post_attention_layernorm": OUTPUT_NORMS[0],
+    "pre_feedforward_layernorm": "post_attention_layernorm",
+    "post_feedforward_layernorm": OUTPUT_NORMS[1],
+}
 TURNED = r"\.([qk]_(proj|norm)|(query|key)_layernorm)\.(weight|bias)$"
 
 
@@ -33,6 +41,9 @@ class RearrangedCheckpoint(Checkpoint):
         tensor = self._tensors.take(name, shape) if name in self._tensors else self._part(name, shape)
         if self._spec.architecture in GATES_FIRST and name.endswith(".experts.gate_up_proj"):
             return tensor.unflatten(2, (2, -1)).transpose(2, 3).flatten(2)
+        if self._spec.architecture in GEMMAS and name.endswith("norm.weight"):
+            # In float32, as half precision would cut off what is added to one.
+            tensor = (tensor.float() + 1) * (self._spec.query_scale if name.endswith("q_norm.weight") else 1)
         return self._in_order(tensor) if re.search(TURNED, name) else tensor
 
     def _part(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -54,6 +65,15 @@ class RearrangedCheckpoint(Checkpoint):
         first_still, second_still = torch.arange(num_turned, head_dim).chunk(2)
         order = torch.cat((first, first_still, second, second_still)).to(tensor.device)
         return tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
+
+
+def own_name(stored: str, spec: ModelSpec) -> str:
+    """A stored name of a target's tensor as it is taken by."""
+    name = expert_name(name_of_text(stored))
+    if spec.architecture in GEMMAS:
+        *layer, part, kind = name.split(".")
+        name = ".".join((*layer, GEMMA_NORMS.get(part, part), kind))
+    return name
 
 
 def name_of_text(stored: str) -> str:

@@ -60,6 +60,23 @@ def rope_from_config(config: dict[str, Any], head_dim: int) -> RopeSpec:
     return RopeSpec(head_dim, rotary_dim, float(theta), kind, parameters, config.get("max_position_embeddings", 2048))
 
 
+def ropes_from_config(config: dict[str, Any], head_dim: int) -> tuple[RopeSpec, RopeSpec | None]:
+    """That of all layers, and that of those with a window where they have one of their own (Gemma 3): in transformers 5 either kind
+    has its parameters, in transformers 4 the second has a base, and no scaling.
+
+    Raises:
+        ValueError: as `rope_from_config`.
+    """
+    kinds, base = config.get("rope_parameters") or {}, config.get("rope_local_base_freq")
+    if "full_attention" in kinds and "sliding_attention" in kinds:
+        full, sliding = ({"rope_parameters": kinds[kind]} for kind in ("full_attention", "sliding_attention"))
+    elif base:
+        full, sliding = {}, {"rope_theta": base, "rope_scaling": None, "rope_parameters": None}
+    else:
+        return rope_from_config(config, head_dim), None
+    return rope_from_config(config | full, head_dim), rope_from_config(config | sliding, head_dim)
+
+
 def default_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, float]:
     return 1.0 / spec.theta ** (torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32) / spec.rotary_dim), 1.0
 

@@ -1,16 +1,16 @@
 """What a checkpoint's config.json says about a decoder. Families are flags, not files."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from eagle_rt.kernels.experts import Mixing
-from eagle_rt.kernels.gate import SWIGLU, Gate
+from eagle_rt.kernels.gate import GEGLU, SWIGLU, Gate
 from eagle_rt.models.quantized import Storage, storage_of
-from eagle_rt.models.rope import RopeSpec, rope_from_config
+from eagle_rt.models.rope import RopeSpec, ropes_from_config
 from eagle_rt.resolve import DTYPES
 
 # Architectures, and whether the config's `sliding_window` applies where `use_sliding_window` is not set (None: it never does).
@@ -26,15 +26,38 @@ FAMILIES = {
     "GptOssForCausalLM": True,
     "Phi3ForCausalLM": True,
     "HunYuanDenseV1ForCausalLM": None,
+    "Gemma3ForCausalLM": True,
 }
 # Models that see, too: the part of them that reads is served. What that is, and of which type its `text_config` may be (or all of
 # its config.json, in which the first Qwen2.5-VL have it).
 READING_PARTS = {
     "Mistral3ForConditionalGeneration": ("MistralForCausalLM", "mistral"),
+    "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", "gemma3_text"),
     "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", "qwen2_5_vl_text", "qwen2_5_vl"),
     "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", "qwen3_vl_text"),
     "Qwen3VLMoeForConditionalGeneration": ("Qwen3MoeForCausalLM", "qwen3_vl_moe_text"),
 }
+GEMMAS = "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
+# What published configs leave out: transformers' defaults.
+LEFT_OUT = {
+    "Gemma3ForCausalLM": {
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+    }
+}
+GATES = {"silu": SWIGLU, "gelu_pytorch_tanh": GEGLU}
+# What would make other models of these, were it set.
+UNSUPPORTED = "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"
 
 
 @dataclass(frozen=True)
@@ -47,6 +70,7 @@ class LayerShape:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
+    gate: Gate = SWIGLU
 
 
 @dataclass(frozen=True)
@@ -61,7 +85,11 @@ class ExpertShape:
 @dataclass(frozen=True)
 class ModelSpec:
     """windows: per layer, how far back a query sees, or None; experts: per layer, those of its feed-forward part, or None; dtype:
-    the one the checkpoint was saved in; storage: how its weights are stored, if not as they are."""
+    the one the checkpoint was saved in; storage: how its weights are stored, if not as they are.
+
+    window_rope: of layers with a window, if they have one of their own. embedding_scale: what embeddings are multiplied by;
+    query_scale: what queries are, besides what attention takes them by.
+    """
 
     architecture: str
     shape: LayerShape
@@ -74,6 +102,9 @@ class ModelSpec:
     dtype: torch.dtype
     experts: tuple[ExpertShape | None, ...]
     storage: Storage | None = None
+    window_rope: RopeSpec | None = None
+    embedding_scale: float = 1.0
+    query_scale: float = 1.0
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
@@ -123,9 +154,10 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         raise ValueError(f"architecture {name} is not supported; supported are {', '.join((*FAMILIES, *READING_PARTS))}")
     if types and config.get("model_type") not in types:
         raise ValueError(f"the part of {name} that reads is of type {config.get('model_type')}, which is not {' or '.join(types)}")
-    activation = config.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ValueError(f"activation {activation!r} is not supported; {name} is expected to use silu")
+    config = LEFT_OUT.get(family, {}) | config
+    unsupported = [own for own in UNSUPPORTED if config.get(own)]
+    if unsupported:
+        raise ValueError(f"{unsupported[0]} {config[unsupported[0]]!r} in config.json is not supported")
     try:
         return spec_of_family(config, name, family)
     except KeyError as error:
@@ -133,13 +165,17 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
-    shape = layer_shape(config)
+    activation = config.get("hidden_activation") or config.get("hidden_act", "silu")
+    if activation not in GATES:
+        raise ValueError(f"activation {activation!r} is not supported; supported are {', '.join(GATES)}")
+    shape = replace(layer_shape(config), gate=GATES[activation])
+    rope, window_rope = ropes_from_config(config, shape.head_dim)
     return ModelSpec(
         architecture=name,
         shape=shape,
         num_layers=config["num_hidden_layers"],
         vocab_size=config["vocab_size"],
-        rope=rope_from_config(config, shape.head_dim),
+        rope=rope,
         windows=layer_windows(config, FAMILIES[family]),
         # Where two configs say it they disagree: an output layer that is there is used.
         tie_word_embeddings=config.get("tie_word_embeddings", False) and name not in READING_PARTS,
@@ -147,6 +183,9 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
         dtype=DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "float32", torch.float32),
         experts=layer_experts(config),
         storage=storage_of(config),
+        window_rope=window_rope,
+        embedding_scale=shape.hidden_size**0.5 if name in GEMMAS else 1.0,
+        query_scale=(shape.head_dim / config.get("query_pre_attn_scalar", shape.head_dim)) ** 0.5,
     )
 
 
@@ -183,5 +222,8 @@ def layer_windows(config: dict[str, Any], applies_by_default: bool | None) -> tu
     layer_types = config.get("layer_types")
     if layer_types:
         return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+    pattern = config.get("sliding_window_pattern")
+    if pattern:
+        return tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))
     first_windowed = config.get("max_window_layers", 0)
     return tuple(window if layer >= first_windowed else None for layer in range(num_layers))

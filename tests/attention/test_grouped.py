@@ -178,7 +178,7 @@ def test_a_kernel_is_compiled_once_for_each_precision() -> None:
     [
         "from eagle_rt.attention.rows import RowAttention; RowAttention(torch.float32)",
         "from eagle_rt.kernels.cpu.add_rms_norm import add_rms_norm; add_rms_norm(torch.ones(2, 8), None, torch.ones(8), 0.0)",
-        "from eagle_rt.kernels.cpu.silu_and_mul import silu_and_mul; silu_and_mul(torch.ones(2, 8))",
+        "from eagle_rt.kernels.cpu.gated import gated; gated(torch.ones(2, 8))",
     ],
     ids=["attention", "norm", "gate"],
 )

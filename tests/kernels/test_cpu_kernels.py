@@ -14,13 +14,14 @@ from eagle_rt.kernels.cpu import drop_stale_code
 from eagle_rt.kernels.cpu.add_rms_norm import add_rms_norm
 from eagle_rt.kernels.cpu.best_token import best_token
 from eagle_rt.kernels.cpu.cos_sin import cos_sin
+from eagle_rt.kernels.cpu.gated import gated
 from eagle_rt.kernels.cpu.instructions import has_instructions
 from eagle_rt.kernels.cpu.order import BLOCK
 from eagle_rt.kernels.cpu.product import HAS_FAST_PAIRS, MOST_ROWS, PANEL, RowWeights, multiply_tile, turn_tile
 from eagle_rt.kernels.cpu.rotate_and_write import rotate_and_write
-from eagle_rt.kernels.cpu.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.cpu.top_children import top_children
 from eagle_rt.kernels.cpu.vectors import array_of, words_of
+from eagle_rt.kernels.gate import GEGLU, SWIGLU, Gate
 from eagle_rt.kernels.panel_product import RowProduct
 from eagle_rt.kernels.rms_norm import HeadNorms, RMSNorm, norms_side_by_side
 from eagle_rt.kernels.rotary import rotate
@@ -119,17 +120,18 @@ def test_norms_side_by_side(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, expected, rtol=0.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
 
 
-def gate_in_torch(gate_and_up: torch.Tensor) -> torch.Tensor:
-    gate, up = gate_and_up.chunk(2, dim=-1)
-    return functional.silu(gate) * up
+def gate_in_torch(gate_and_up: torch.Tensor, gate: Gate) -> torch.Tensor:
+    gates, ups = gate_and_up.chunk(2, dim=-1)
+    return (functional.gelu(gates, approximate="tanh") if gate == GEGLU else functional.silu(gates)) * ups
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gate(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("gate", [SWIGLU, GEGLU])
+def test_gate(gate: Gate, dtype: torch.dtype) -> None:
     x = torch.cat((torch.randn(4, 62) * 5, torch.tensor([[0.0, -200.0]] * 4), torch.randn(4, 64)), dim=1).to(dtype)
-    torch.testing.assert_close(silu_and_mul(x), gate_in_torch(x), **TOLERANCES[dtype])
+    torch.testing.assert_close(gated(x, gate), gate_in_torch(x, gate), **TOLERANCES[dtype])
     x[1, 5], x[2, 7] = torch.nan, torch.inf
-    found, expected = silu_and_mul(x), gate_in_torch(x)
+    found, expected = gated(x, gate), gate_in_torch(x, gate)
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.isinf(), expected.isinf())
 

@@ -4,13 +4,14 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor
+from torch.nn import functional
 
-from eagle_rt.kernels import opaque, packed_linear
+from eagle_rt.kernels import dispatch, opaque, packed_linear
+from eagle_rt.kernels.gate import GEGLU, Gate, gated
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.kernels.packed_linear import AMX_TILES, NO_TILES, PREPARED_ROWS, SMALL_TILES, PackedProduct, can_pack
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
-from eagle_rt.kernels.silu_and_mul import silu_and_mul
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-3, 0.0])
@@ -68,9 +69,15 @@ def test_rotate_turns_complex_pairs() -> None:
     torch.testing.assert_close(rotate(x, cos, sin), torch.cat((turned.real, turned.imag), dim=-1))
 
 
-def test_silu_and_mul() -> None:
-    x = torch.randn(3, 10)
-    torch.testing.assert_close(silu_and_mul(x), x[:, :5] * torch.sigmoid(x[:, :5]) * x[:, 5:])
+@pytest.mark.parametrize("has_numba", [False, True])
+def test_gated(monkeypatch: pytest.MonkeyPatch, has_numba: bool) -> None:
+    monkeypatch.setattr(dispatch, "HAS_NUMBA", has_numba)
+    x = 3 * torch.randn(3, 10)
+    gates, ups = x.chunk(2, dim=1)
+    torch.testing.assert_close(gated(x), gates * torch.sigmoid(gates) * ups)
+    torch.testing.assert_close(gated(x, GEGLU), functional.gelu(gates, approximate="tanh") * ups, rtol=1e-4, atol=1e-5)
+    low, clamped = gates.clamp(max=2), ups.clamp(-2, 2)
+    torch.testing.assert_close(gated(x, Gate(1.7, 2.0, 1.0)), low * torch.sigmoid(1.7 * low) * (clamped + 1))
 
 
 def test_noise_is_gumbel() -> None:

@@ -9,9 +9,9 @@ from torch._subclasses import FakeTensorMode
 
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.skinny import LARGE_TILE, SMALL_TILE, TURNED_TILE, Tile, most_skinny_rows, most_turned_rows
+from eagle_rt.kernels.triton.gated import gated
 from eagle_rt.kernels.triton.gated_product import gated_product
 from eagle_rt.kernels.triton.rotate_and_write import rotate_and_write
-from eagle_rt.kernels.triton.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.triton.skinny_product import skinny_product
 from eagle_rt.kernels.triton.turned_product import turned_product
 
@@ -45,7 +45,7 @@ def test_gates(rows: int, size: int, tile: Tile, dtype: torch.dtype, seed: int) 
     """Bit for bit what the gate makes of the product: more rows than fit take that way."""
     rows = min(rows, tile.most_rows)
     x, weight = (exact(seed + index, n, 2 * tile.ins, dtype=dtype) for index, n in enumerate((rows, 2 * size)))
-    assert torch.equal(gated_product(x, weight, tile), silu_and_mul(skinny_product(x, weight, tile)))
+    assert torch.equal(gated_product(x, weight, tile), gated(skinny_product(x, weight, tile)))
 
 
 @settings(max_examples=15, deadline=None)

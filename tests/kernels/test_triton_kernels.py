@@ -12,14 +12,16 @@ from torch import Tensor
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels import noise as noise_twin
+from eagle_rt.kernels.gate import GEGLU, SWIGLU, Gate
+from eagle_rt.kernels.gate import gated as gated_twin
 from eagle_rt.kernels.rms_norm import HeadNorms, RMSNorm
 from eagle_rt.kernels.rotary import rotate
-from eagle_rt.kernels.silu_and_mul import silu_and_mul as silu_and_mul_twin
 from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
 from eagle_rt.kernels.triton.ancestors import ancestors
 from eagle_rt.kernels.triton.cos_sin import cos_sin
 from eagle_rt.kernels.triton.embed import embed
 from eagle_rt.kernels.triton.filter_thresholds import filter_thresholds
+from eagle_rt.kernels.triton.gated import gated
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
 from eagle_rt.kernels.triton.move_rows import move_rows
 from eagle_rt.kernels.triton.norms_side_by_side import norms_side_by_side
@@ -27,7 +29,6 @@ from eagle_rt.kernels.triton.penalize import penalize
 from eagle_rt.kernels.triton.rerank import rerank
 from eagle_rt.kernels.triton.rotate_and_write import rotate_and_write
 from eagle_rt.kernels.triton.select_beam import select_beam
-from eagle_rt.kernels.triton.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.triton.top_children import KernelNoise, top_children
 from eagle_rt.kernels.triton.tree_attention import mask_words
 from eagle_rt.kernels.triton.walk import walk
@@ -81,10 +82,16 @@ def test_add_rms_norm(rows: int, size: int, adds: bool, dtype: torch.dtype, seed
 
 
 @settings(max_examples=20, deadline=None)
-@given(rows=st.integers(0, 5), size=st.sampled_from([3, 64, 1100]), dtype=st.sampled_from(DTYPES), seed=SEEDS)
-def test_silu_and_mul(rows: int, size: int, dtype: torch.dtype, seed: int) -> None:
+@given(
+    rows=st.integers(0, 5),
+    size=st.sampled_from([3, 64, 1100]),
+    gate=st.sampled_from([SWIGLU, GEGLU, Gate(1.702, 0.5, 1.0)]),
+    dtype=st.sampled_from(DTYPES),
+    seed=SEEDS,
+)
+def test_gated(rows: int, size: int, gate: Gate, dtype: torch.dtype, seed: int) -> None:
     x = randn(seed, rows, 2 * size, dtype=dtype)
-    close(silu_and_mul(x), silu_and_mul_twin(x), dtype)
+    close(gated(x, gate), gated_twin(x, gate), dtype)
 
 
 @settings(max_examples=10, deadline=None)

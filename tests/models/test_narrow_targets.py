@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from eagle_rt.engine import load
 from eagle_rt.kernels import dispatch, experts, narrow_experts, narrow_product, products
+from eagle_rt.kernels.gate import gated
 from eagle_rt.kernels.narrow_product import NarrowProduct
 from eagle_rt.kernels.opaque import living
-from eagle_rt.kernels.silu_and_mul import silu_and_mul
 from eagle_rt.kernels.triton import narrow_product as kernels
 from eagle_rt.kernels.triton.mix_experts import mix_experts
 from eagle_rt.kernels.triton.route import route
@@ -132,5 +132,5 @@ def test_none_is_widened_for_a_skinny_product(monkeypatch: pytest.MonkeyPatch) -
     asked: list[str] = []
     monkeypatch.setattr(dispatch, "triton_kernel", lambda name, x: asked.append(name))
     linear, x = Linear(torch.randn(2 * 24, 64).bfloat16(), None, "int8"), torch.randn(3, 64).bfloat16()
-    torch.testing.assert_close(linear.gated(x), silu_and_mul(x @ linear.weight.t()), rtol=0.05, atol=0.5)
-    assert asked == ["silu_and_mul"] * 2
+    torch.testing.assert_close(linear.gated(x), gated(x @ linear.weight.t()), rtol=0.05, atol=0.5)
+    assert asked == ["gated"] * 2

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit, prange
 
+from eagle_rt.kernels.cpu.gated import gate_rows, in_float32
 from eagle_rt.kernels.cpu.multiply import Weights, multiply, weights_at
-from eagle_rt.kernels.cpu.silu_and_mul import gate_rows, in_float32
 from eagle_rt.kernels.cpu.top_children import find_best, sum_of_powers
 from eagle_rt.kernels.cpu.vectors import LOG2_E, ONE, ZERO, exp2, number_of, stored_as
 from eagle_rt.kernels.experts import Mixing

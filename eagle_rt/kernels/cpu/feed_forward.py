@@ -9,15 +9,17 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 from eagle_rt.kernels.cpu.experts import ExpertWeights, mix_rows
+from eagle_rt.kernels.cpu.gated import gate_rows
 from eagle_rt.kernels.cpu.multiply import Weights, multiply, weights_at
-from eagle_rt.kernels.cpu.silu_and_mul import PLAIN, gate_rows
+from eagle_rt.kernels.gate import Gate
 
 
 class GateWeights(NamedTuple):
-    """Of one SwiGLU."""
+    """Of a part without experts. gate: of `in_float32`."""
 
     gate_and_up: Weights
     down: Weights
+    gate: Gate
 
 
 def feed_forward(x: NDArray, weights: GateWeights | ExpertWeights, outputs: NDArray) -> None:
@@ -35,7 +37,7 @@ def gate_and_down(x: np.ndarray, weights: GateWeights, outputs: np.ndarray) -> N
     gate_and_up = np.empty((len(x), len(weights.gate_and_up.bias)), dtype=x.dtype)
     multiply(x, weights.gate_and_up, gate_and_up)
     gated = np.empty((len(x), gate_and_up.shape[1] // 2), dtype=x.dtype)
-    gate_rows(gate_and_up, PLAIN, gated)
+    gate_rows(gate_and_up, weights.gate, gated)
     multiply(gated, weights.down, outputs)
 
 
@@ -59,4 +61,4 @@ def _compiled_feed_forward_at(weights, layer):  # numba wants the parameters of 
             weights.normalizes,
             weights.gate,
         )
-    return lambda weights, layer: GateWeights(weights_at(weights.gate_and_up, layer), weights_at(weights.down, layer))
+    return lambda weights, layer: GateWeights(weights_at(weights.gate_and_up, layer), weights_at(weights.down, layer), weights.gate)

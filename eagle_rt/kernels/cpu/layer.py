@@ -20,8 +20,9 @@ from eagle_rt.kernels.cpu.vectors import pairs_of
 
 
 class LayerWeights(NamedTuple):
-    """head_norms: [2, head_dim] those of queries and keys, or [2, 0]; whether they follow turning: see `HeadNorms`. Norms are an
-    `array_of`. sinks: [heads], of `sinks_for`."""
+    """head_norms: [2, head_dim] those of queries and keys, or [2, 0]; whether they follow turning: see `HeadNorms`. output_norms:
+    [2, H] of what attention gives and of what the feed-forward part does, or [2, 0]. Norms are an `array_of`. sinks: [heads], of
+    `sinks_for`."""
 
     qkv: Weights
     head_norms: NDArray
@@ -30,6 +31,7 @@ class LayerWeights(NamedTuple):
     sinks: NDArray[np.float32]
     output: Weights
     norm: NDArray
+    output_norms: NDArray
     norm_eps: np.float32
     feed_forward: GateWeights | ExpertWeights
 
@@ -71,6 +73,11 @@ def layer(
     row_attention(pairs_of(queries), pairs_of(storage), pairs_of(attended), weights.sinks, *seen_rows)
     added, normed = np.empty_like(x), np.empty_like(x)
     multiply(attended.reshape((num_rows, num_heads * head_dim)), weights.output, added)
+    has_output_norms = weights.output_norms.shape[1] > 0
+    if has_output_norms:
+        norm_rows(added, weights.output_norms[0], weights.norm_eps, added)
     add_rows(x, added, total)
     norm_rows(total, weights.norm, weights.norm_eps, normed)
     feed_forward(normed, weights.feed_forward, delta)
+    if has_output_norms:
+        norm_rows(delta, weights.output_norms[1], weights.norm_eps, delta)

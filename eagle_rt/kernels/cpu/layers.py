@@ -31,16 +31,16 @@ def layers(
     slots: np.ndarray,
     seen_rows: tuple,
     lows: np.ndarray,
-    low_of_layer: np.ndarray,
+    window_of_layer: np.ndarray,
     captured: np.ndarray,
     outputs: tuple[np.ndarray, np.ndarray, np.ndarray],
 ) -> None:
     """Fills the outputs: [T, H] the residual stream behind the layers and the norm of that, and what is captured [T, C * H].
 
-    x: [T, H] what enters the first layer, and [T, in] what its attention reads. angles, slots: as `layer` takes them. storage: [L,
-    S, 2, kv heads, head_dim]. seen_rows: what `row_attention` takes beside queries, cache, outputs, sinks and lows, which are those
-    of low_of_layer [L] among lows [W, T]. captured: [C] before which layers the residual stream is, L for behind the last one, and
-    -1 for its norm; of others nothing is filled in.
+    x: [T, H] what enters the first layer, and [T, in] what its attention reads. slots: as `layer` takes them. storage: [L, S, 2, kv
+    heads, head_dim]. seen_rows: what `row_attention` takes beside queries, cache, outputs, sinks and lows. Those, [W, T], and
+    angles, [W, T, head_dim] each, are of W windows, of which layers have window_of_layer [L]. captured: [C] before which layers the
+    residual stream is, L for behind the last one, and -1 for its norm; of others nothing is filled in.
     """
     stream, normed, features = outputs
     total, delta = np.empty_like(x), np.empty_like(x)
@@ -55,11 +55,13 @@ def layers(
             own.sinks[i],
             weights_at(own.output, i),
             own.norm[i],
+            own.output_norms[i],
             own.norm_eps,
             feed_forward_at(own.feed_forward, i),
         )
-        own_seen = (lows[low_of_layer[i]], *seen_rows)
-        layer(x, attention_input, own_layer, angles, storage[i], slots, own_seen, (total, delta))
+        window = window_of_layer[i]
+        own_angles, own_seen = (angles[0][window], angles[1][window]), (lows[window], *seen_rows)
+        layer(x, attention_input, own_layer, own_angles, storage[i], slots, own_seen, (total, delta))
         add_rows(total, delta, stream)
         norm_rows(stream, weights.norms[i], weights.norm_eps, normed)
         x, attention_input = stream, normed

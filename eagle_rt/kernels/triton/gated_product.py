@@ -1,4 +1,4 @@
-"""The products of gate and up and the gate itself in one kernel, for a few rows; the twin is `silu_and_mul` of `skinny_product`."""
+"""The products of gate and up and the gate itself in one kernel, for a few rows; the twin is `gated` of `skinny_product`."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from eagle_rt.kernels.skinny import Tile, tile_for
 from eagle_rt.kernels.triton.common import rounded
-from eagle_rt.kernels.triton.silu_and_mul import gated
+from eagle_rt.kernels.triton.gated import swiglu
 from eagle_rt.kernels.triton.skinny_product import sums_of, tiling
 
 
@@ -45,7 +45,7 @@ def _gated_product(
     outs = outs_of_tile(tl.program_id(0), size, BLOCK_OUT)
     gate, up = halves_of(sums_of(x, weight, outs, rows, is_row, in_size, BLOCK_IN, IN_FLOAT32), dtype)
     is_wanted = is_row[None, :] & (columns < size)[:, None]
-    tl.store(output + rows[None, :].to(tl.int64) * size + columns[:, None], gated(gate, up, dtype), mask=is_wanted)
+    tl.store(output + rows[None, :].to(tl.int64) * size + columns[:, None], swiglu(gate, up, dtype), mask=is_wanted)
 
 
 def gated_product(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:

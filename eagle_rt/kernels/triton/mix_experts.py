@@ -18,9 +18,9 @@ from eagle_rt.kernels.gate import Gate
 from eagle_rt.kernels.narrow import TILE, num_steps
 from eagle_rt.kernels.narrow_experts import NarrowExperts, NarrowStack
 from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded, rounded
+from eagle_rt.kernels.triton.gated import constants_of, gate_of
 from eagle_rt.kernels.triton.gated_product import halves_of, outs_of_tile
 from eagle_rt.kernels.triton.narrow_sums import narrow_sums
-from eagle_rt.kernels.triton.silu_and_mul import gated
 from eagle_rt.kernels.triton.skinny_product import sums_of
 
 BLOCK_OUT, MOST_BLOCK_IN, LEAST_BLOCK_IN, MOST_BLOCK_ROWS = 64, 128, 16, 64
@@ -53,14 +53,6 @@ def group_of(experts, groups, counts, num_rows, FROM_PAIRS: tl.constexpr):
     if FROM_PAIRS:
         count = tl.where(tl.load(own) == tl.program_id(0), count, 0)
     return expert.to(tl.int64), own, count
-
-
-@triton.jit
-def gated_within(gate, up, ALPHA: tl.constexpr, LIMIT: tl.constexpr, SHIFT: tl.constexpr, dtype: tl.constexpr):
-    """`kernels.gate.gated` of float32 numbers; what is no number stays so."""
-    gate = tl.where(gate > LIMIT, LIMIT, gate)
-    up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
-    return rounded(gate / (1.0 + tl.exp(-ALPHA * gate)) * (up + SHIFT), dtype)
 
 
 @triton.jit
@@ -114,6 +106,7 @@ def _gate(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     SHIFT: tl.constexpr,
+    CUBIC: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     FROM_PAIRS: tl.constexpr,
     KIND: tl.constexpr,
@@ -139,10 +132,7 @@ def _gate(
         if HAS_BIAS:
             sums += tl.load(bias + expert * 2 * size + outs).to(tl.float32)[:, None]
         gate, up = halves_of(sums, dtype)
-        if ALPHA == 1.0 and float("inf") == LIMIT and SHIFT == 0.0:
-            values = gated(gate, up, dtype)
-        else:
-            values = gated_within(gate, up, ALPHA, LIMIT, SHIFT, dtype)
+        values = gate_of(gate, up, ALPHA, LIMIT, SHIFT, CUBIC, dtype)
         is_wanted = is_row[None, :] & (columns < size)[:, None]
         tl.store(output + pairs[None, :] * size + columns[:, None], values, mask=is_wanted)
 
@@ -259,9 +249,7 @@ def mix_experts(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTenso
         size,
         num_blocks,
         TOP_K=top_k,
-        ALPHA=gate.alpha,
-        LIMIT=gate.limit,
-        SHIFT=gate.shift,
+        **constants_of(gate),
         **reading,
         **tiling,
         num_warps=num_warps(reading["BLOCK_OUT"], block_rows),
