@@ -34,18 +34,18 @@ class LayerStack:
         before_gate = [layer.feed_forward_norm for layer in parts]
         own = LayerWeights(
             qkv,
-            array_of(torch.stack([head_norm_weights(layer) for layer in parts])),
+            np.stack([head_norm_weights(layer) for layer in parts]),
             np.float32(head_norms.eps if head_norms else 0.0),
             bool(head_norms and head_norms.follow_turning),
             np.stack([sinks_for(layer.sinks, layer.num_heads) for layer in parts]),
             output,
-            array_of(torch.stack([norm.weight for norm in before_gate])),
-            array_of(torch.stack([output_norm_weights(layer) for layer in parts])),
+            side_by_side(before_gate),
+            np.stack([output_norm_weights(layer) for layer in parts]),
             np.float32(before_gate[0].eps),
             feed_forward_weights(feed_forward, parts[0].feed_forward),
         )
         given = [norm or RMSNorm(torch.ones_like(before_gate[0].weight), 1.0) for norm in norms]
-        self._weights = RunWeights(own, array_of(torch.stack([norm.weight for norm in given])), np.float32(given[0].eps))
+        self._weights = RunWeights(own, side_by_side(given), np.float32(given[0].eps))
         self._first, self._last = first, first + len(parts)
         self._windows = list(dict.fromkeys(layer.window for layer in parts))
         self._window_of_layer = np.array([self._windows.index(layer.window) for layer in parts])
@@ -90,15 +90,17 @@ def feed_forward_weights(products: list[Weights], form: Mixing | Gate) -> GateWe
     return expert_weights(router, gate_and_up, down, form)
 
 
-def head_norm_weights(layer: LayerParts) -> Tensor:
+def side_by_side(norms: Sequence[RMSNorm]) -> NDArray[np.float32]:
+    """Their weights, in float32 whatever the model's precision is: as exact as Gemma's, which would need functions of their own."""
+    return torch.stack([norm.weight.float() for norm in norms]).numpy()
+
+
+def head_norm_weights(layer: LayerParts) -> NDArray[np.float32]:
     """[2, head_dim] those of queries and keys, or [2, 0]."""
-    if layer.head_norms:
-        return torch.stack(layer.head_norms.weights)
-    return layer.feed_forward_norm.weight.new_empty(2, 0)
+    norms = layer.head_norms
+    return side_by_side((norms.queries, norms.keys)) if norms else np.empty((2, 0), dtype=np.float32)
 
 
-def output_norm_weights(layer: LayerParts) -> Tensor:
+def output_norm_weights(layer: LayerParts) -> NDArray[np.float32]:
     """[2, H] of attention and the feed-forward part, or [2, 0]."""
-    if layer.output_norms:
-        return torch.stack([norm.weight for norm in layer.output_norms])
-    return layer.feed_forward_norm.weight.new_empty(2, 0)
+    return side_by_side(layer.output_norms) if layer.output_norms else np.empty((2, 0), dtype=np.float32)

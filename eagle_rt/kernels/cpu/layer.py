@@ -21,17 +21,16 @@ from eagle_rt.kernels.cpu.vectors import pairs_of
 
 class LayerWeights(NamedTuple):
     """head_norms: [2, head_dim] those of queries and keys, or [2, 0]; whether they follow turning: see `HeadNorms`. output_norms:
-    [2, H] of what attention gives and of what the feed-forward part does, or [2, 0]. Norms are an `array_of`. sinks: [heads], of
-    `sinks_for`."""
+    [2, H] of what attention gives and of what the feed-forward part does, or [2, 0]. sinks: [heads], of `sinks_for`."""
 
     qkv: Weights
-    head_norms: NDArray
+    head_norms: NDArray[np.float32]
     head_norm_eps: np.float32
     norms_follow_turning: bool
     sinks: NDArray[np.float32]
     output: Weights
-    norm: NDArray
-    output_norms: NDArray
+    norm: NDArray[np.float32]
+    output_norms: NDArray[np.float32]
     norm_eps: np.float32
     feed_forward: GateWeights | ExpertWeights
 

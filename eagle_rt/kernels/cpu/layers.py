@@ -14,10 +14,10 @@ from eagle_rt.kernels.cpu.multiply import weights_at
 
 
 class RunWeights(NamedTuple):
-    """layers: of L layers, every array with one more axis, the first; norms: [L, H] those after each, an `array_of`."""
+    """layers: of L layers, every array with one more axis, the first; norms: [L, H] those after each."""
 
     layers: LayerWeights
-    norms: NDArray
+    norms: NDArray[np.float32]
     norm_eps: np.float32
 
 
