@@ -67,22 +67,24 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print_table(table)
+    about = environment(config, args.base_url)
     incomplete = [own for own in measurements if own.problem]
     for own in incomplete:
         times = f"{len(own.rates)} of {args.repeats} times"
         print(f"measured {times}: batch {own.setting.batch_size}, {own.setting}: {own.problem}", file=sys.stderr)
     if args.output:
         with args.output.open("a") as stream:
-            stream.writelines(json.dumps({**environment(config), **row}) + "\n" for row in table)
+            stream.writelines(json.dumps({**about, **row}) + "\n" for row in table)
     if args.plot and not args.base_url:
         for file in plot(table, args.plot):
             print(f"wrote {file}")
-    document: dict[str, Any] = {"environment": environment(config), "rows": table}
+    document: dict[str, Any] = {"environment": about, "rows": table}
     if not args.base_url:
-        best = best_per_batch_size(table)
-        for row in best:
-            print(f"recommended at batch {row['batch_size']}: {flags(row)}")
-        document["recommended"] = [{"batch_size": row["batch_size"], "flags": flags(row)} for row in best]
+        assert config.speculative_algorithm
+        best = {row["batch_size"]: flags(row, config.speculative_algorithm) for row in best_per_batch_size(table)}
+        for batch_size, own in best.items():
+            print(f"recommended at batch {batch_size}: {own}")
+        document["recommended"] = [{"batch_size": batch_size, "flags": own} for batch_size, own in best.items()]
     if incomplete:
         document["incomplete"] = [{**asdict(own.setting), "problem": own.problem} for own in incomplete]
     print(json.dumps(document))
@@ -151,14 +153,17 @@ def measure_remote(args: argparse.Namespace, config: EngineConfig) -> list[dict[
     ]
 
 
-def environment(config: EngineConfig) -> dict[str, Any]:
-    """What a number means nothing without."""
+def environment(config: EngineConfig, server: str | None = None) -> dict[str, Any]:
+    """What a number means nothing without. server: that was measured, whose head is its own."""
+    head = config.speculative_draft_model_path or ("the target's own layers" if config.drafts_with_own_layers else "built-in")
+    drafting = {"server": server} if server else {"algorithm": config.speculative_algorithm, "head": head}
     return {
         "date": date.today().isoformat(),
         "machine": processor_name(),
         "device": torch.cuda.get_device_name() if config.device == "cuda" else f"cpu, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "model": config.model_path or "built-in",
+        **drafting,
         "dtype": config.dtype,
         "quantization": config.quantization,
         "tensor_parallel_size": config.tensor_parallel_size,

@@ -48,12 +48,12 @@ def best_per_batch_size(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(best.values())
 
 
-def flags(row: dict[str, Any]) -> str:
-    """What to pass to launch_server.py for this row's setting."""
+def flags(row: dict[str, Any], algorithm: str) -> str:
+    """What to pass to launch_server.py for this row's setting, which was measured with this algorithm."""
     if row["steps"] == 0:
         return "(no --speculative-algorithm: no tree was faster than none)"
     return (
-        f"--speculative-algorithm EAGLE3 --speculative-tree {row['kind']} --speculative-num-steps "
+        f"--speculative-algorithm {algorithm} --speculative-tree {row['kind']} --speculative-num-steps "
         f"{row['steps']} --speculative-eagle-topk {row['topk']} --speculative-num-draft-tokens {row['num_draft_tokens']}"
     )
 

@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -39,10 +40,21 @@ def test_a_small_sweep(target_dir: Path, head_dir: Path, tmp_path: Path, capsys:
         if row["steps"] == 0:
             assert (row["speedup"], row["mean_accepted_tokens"], row["acceptance_by_depth"]) == (1.0, 1.0, [])
     assert [entry["batch_size"] for entry in document["recommended"]] == [1, 2]
+    assert (document["environment"]["algorithm"], document["environment"]["head"]) == ("EAGLE3", "built-in")
     assert "recommended at batch 2" in lines[-2]
     written = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [row["tokens_per_second"] for row in written] == [row["tokens_per_second"] for row in rows]
     assert len(list((tmp_path / "plots").glob("*.png"))) == 7
+
+
+def test_another_algorithm_is_the_one_that_is_recommended(capsys: pytest.CaptureFixture[str]) -> None:
+    """However slow its trees are."""
+    arguments = "--device cpu --num-prompts 1 --max-new-tokens 8 --repeats 1 --steps 1 --topk 1 --speculative-algorithm EAGLE"
+    with patch.object(bench_speculative, "best_per_batch_size", lambda rows: rows[1:]):
+        assert bench_speculative.main(arguments.split()) == 0
+    document = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert document["recommended"][0]["flags"].startswith("--speculative-algorithm EAGLE --speculative-tree fixed")
+    assert document["environment"]["algorithm"] == "EAGLE"
 
 
 def test_what_does_not_fit_takes_nothing_from_the_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,8 +114,9 @@ def test_recommended_flags_are_those_of_the_fastest() -> None:
         {"batch_size": 1, "kind": "fixed", "steps": 3, "topk": 2, "num_draft_tokens": 6, "tokens_per_second": 80.0},
     ]
     (best,) = best_per_batch_size(rows)
-    assert flags(best).endswith("--speculative-num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 6")
-    assert "no tree was faster" in flags(rows[0])
+    wanted = "--speculative-num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 6"
+    assert flags(best, "EAGLE") == f"--speculative-algorithm EAGLE --speculative-tree fixed {wanted}"
+    assert "no tree was faster" in flags(rows[0], "EAGLE")
 
 
 def test_unknown_prompts_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
