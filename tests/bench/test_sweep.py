@@ -40,7 +40,7 @@ def test_a_small_sweep(target_dir: Path, head_dir: Path, tmp_path: Path, capsys:
         if row["steps"] == 0:
             assert (row["speedup"], row["mean_accepted_tokens"], row["acceptance_by_depth"]) == (1.0, 1.0, [])
     assert [entry["batch_size"] for entry in document["recommended"]] == [1, 2]
-    assert (document["environment"]["algorithm"], document["environment"]["head"]) == ("EAGLE3", "built-in")
+    assert (document["environment"]["algorithm"], document["environment"]["head"]) == ("EAGLE3", str(head_dir))
     assert "recommended at batch 2" in lines[-2]
     written = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [row["tokens_per_second"] for row in written] == [row["tokens_per_second"] for row in rows]
