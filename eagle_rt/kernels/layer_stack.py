@@ -62,23 +62,27 @@ class LayerStack:
         use_torch_threads()
         if captured not in self._captured:
             self._captured[captured] = np.array(captured, dtype=np.int64)
-        of_windows = [shared.angles_of(window) for window in self._windows]
-        angles = np.stack([cos for cos, _ in of_windows]), np.stack([sin for _, sin in of_windows])
+        cos, sin = zip(*(shared.angles_of(window) for window in self._windows), strict=True)
         stream, normed, features = torch.empty_like(x), torch.empty_like(x), x.new_empty(len(x), len(captured) * x.shape[1])
         layers(
             array_of(x.contiguous()),
             array_of(attention_input.contiguous()),
             self._weights,
-            angles,
+            (stacked(cos), stacked(sin)),
             shared.storage[self._first : self._last],
             shared.slots,
             shared.seen.seen_rows(),
-            np.stack([shared.seen.lows_of(window) for window in self._windows]),
+            stacked([shared.seen.lows_of(window) for window in self._windows]),
             self._window_of_layer,
             self._captured[captured],
             (array_of(stream), array_of(normed), array_of(features)),
         )
         return stream, normed, features
+
+
+def stacked(arrays: Sequence[NDArray]) -> NDArray:
+    """With one more axis, the first; without a copy where there is only one."""
+    return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
 
 
 def feed_forward_weights(products: list[Weights], form: Mixing | Gate) -> GateWeights | ExpertWeights:
