@@ -118,6 +118,8 @@ def test_parameters_in_tags_have_the_types_of_their_schemas(data: st.DataObject)
         ("null", {"type": ["string", "null"]}, None),
         ("None", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
         ("2.5", {"oneOf": [{"type": "number"}, {"type": "string"}]}, 2.5),
+        ("2.5", {"oneOf": [{"type": "boolean"}, {"type": "string"}]}, "2.5"),
+        ("2.5", {"anyOf": [{"type": "boolean"}, {"type": "string"}]}, "2.5"),
         ("2.5", {"type": "integer"}, "2.5"),
         ("True", {"type": "boolean"}, True),
         ("True", True, True),
@@ -131,6 +133,11 @@ def test_what_a_parameter_says(text: str, schema: Any, value: Any) -> None:
     calls = read(PARAMETERS, [in_tags("add", {"x": text})], {"add": {"properties": {"x": schema}}})[1]
     assert calls == [("add", {"x": value})]
     assert type(calls[0][1]["x"]) is type(value)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"properties": None}, {"properties": ["x"]}, {"properties": {"y": {}}}], ids=str)
+def test_parameters_that_no_schema_knows(parameters: dict[str, Any]) -> None:
+    assert read(PARAMETERS, [in_tags("add", {"x": 1})], {"add": parameters}) == ("", [("add", {"x": 1})])
 
 
 @pytest.mark.parametrize(
