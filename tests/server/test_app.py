@@ -33,6 +33,8 @@ def test_penalties_and_biases(client: openai.OpenAI, server: Server) -> None:
     options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 6, "temperature": 0}
     reply = client.chat.completions.create(**options, logit_bias={"72": 100}, presence_penalty=0.5)
     assert reply.choices[0].message.content == "c" * 6
+    streamed = client.chat.completions.create(**options, logit_bias={"72": 100}, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in streamed) == "c" * 6
     sampling = {"temperature": 0, "max_new_tokens": 6, "logit_bias": {"72": 50.0}, "repetition_penalty": 1.5}
     body = {"text": "hello", "sampling_params": sampling}
     assert requests.post(f"{server.url}/generate", json=body, timeout=60).json()["text"] == "c" * 6
