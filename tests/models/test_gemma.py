@@ -9,6 +9,7 @@ import pytest
 import torch
 from captured import make_captured
 from engines import load_target, make_core, random_prompts, run, text_logits
+from safetensors.torch import load_file
 
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.kernels import dispatch
@@ -75,3 +76,10 @@ def test_captured_steps_write_the_same_texts(gemma_dir: Path, head_dir: Path, mo
     assert run(core, prompts, setting) == expected
     assert "step" in core.runner.clock.seconds
     assert core.metrics.num_draft_tokens > 0
+
+
+def test_norms_are_exact_in_half_precision(gemma_dir: Path) -> None:
+    stored = load_file(gemma_dir / "model.safetensors")["model.norm.weight"].bfloat16()
+    weight = load_target(gemma_dir, dtype=torch.bfloat16).final_norm.weight
+    assert torch.equal(weight, stored.float() + 1)
+    assert not torch.equal(weight, (stored + 1).float())
