@@ -10,9 +10,11 @@ import torch
 from checkpoints import write_target
 from engines import load_target, random_prompts, text_logits
 from torch import Tensor
+from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from eagle_rt.kernels import dispatch
+from eagle_rt.kernels.gate import GEGLU
 from eagle_rt.kernels.skinny import SMALL_TILE, TURNED_TILE
 from eagle_rt.models import layers
 from eagle_rt.models.layers import Linear
@@ -53,6 +55,14 @@ def test_few_rows_take_the_kernels(num_rows: int, called: list[str]) -> None:
     torch.testing.assert_close(linear.gated(x), (gate * torch.sigmoid(gate) * up).bfloat16(), atol=0.1, rtol=0.04)
     is_few = num_rows <= SMALL_TILE.most_rows
     assert called == (["skinny_product", "gated_product"] if is_few else ["gated"])
+
+
+def test_only_a_swiglu_is_part_of_a_product(called: list[str]) -> None:
+    x, weight = torch.randn(3, 256).bfloat16(), torch.randn(2 * 70, 256).bfloat16() / 4
+    gate, up = (x.float() @ weight.float().T).bfloat16().float().chunk(2, dim=1)
+    expected = functional.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(Linear(weight).gated(x, GEGLU), expected.bfloat16(), atol=0.1, rtol=0.04)
+    assert called == ["skinny_product", "gated"]
 
 
 def test_none_has_a_bias(called: list[str]) -> None:
