@@ -26,7 +26,7 @@ TURNED = r"\.([qk]_(proj|norm)|(query|key)_layernorm)\.(weight|bias)$"
 class RearrangedCheckpoint(Checkpoint):
     """A target's tensors by Llama's names, and the numbers of queries and keys in the order that `Rope` wants: the two of a pair
     half a head apart, those that are not turned behind them in both halves. Gates and ups of experts that lie in one tensor come in
-    turns."""
+    turns. Norms have the weights that they multiply by."""
 
     def __init__(self, tensors: Checkpoint, spec: ModelSpec) -> None:
         self._tensors, self._spec, self._read_last = tensors, spec, ("", torch.empty(0))
@@ -70,10 +70,9 @@ class RearrangedCheckpoint(Checkpoint):
 def own_name(stored: str, spec: ModelSpec) -> str:
     """A stored name of a target's tensor as it is taken by."""
     name = expert_name(name_of_text(stored))
-    if spec.architecture in GEMMAS:
-        *layer, part, kind = name.split(".")
-        name = ".".join((*layer, GEMMA_NORMS.get(part, part), kind))
-    return name
+    if spec.architecture not in GEMMAS:
+        return name
+    return re.sub(r"\w+(?=\.weight$)", lambda part: GEMMA_NORMS.get(part[0], part[0]), name)
 
 
 def name_of_text(stored: str) -> str:
