@@ -35,7 +35,7 @@ class EngineConfig:
     tokenizer_path: str | None = option("model", "Tokenizer folder or hub id, if it is not with the model.", None)
     chat_template: str | None = option(
         "model",
-        "File with the chat template (Jinja), where the tokenizer has none or another one is wanted.",
+        "File with the chat template (Jinja), where the tokenizer has none or another one is wanted; or vicuna, for Vicuna's own.",
         None,
     )
     revision: str | None = option("model", "Hub branch, tag or commit.", None)

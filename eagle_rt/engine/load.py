@@ -112,7 +112,7 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
     if info.tokenizer.chat_template is None:
         notes.append(
-            "the tokenizer has no chat template (--chat-template FILE brings one): dialogues are refused, and measurements ask in "
+            "the tokenizer has no chat template (--chat-template brings one): dialogues are refused, and measurements ask in "
             "plain text, of which a chat model and its head foresee little"
         )
     if spec.architecture in READING_PARTS:

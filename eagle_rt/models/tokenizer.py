@@ -15,12 +15,15 @@ SAMPLED_DEFAULTS, DEFAULTS = ("temperature", "top_p", "top_k", "min_p"), ("repet
 # What transformers takes itself, or its templates are given by it.
 TEMPLATE_ARGUMENTS = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 
+CHAT_TEMPLATES = Path(__file__).parent / "chat_templates"
+
 # With which gpt-oss writes messages within a reply: special tokens that are part of its text.
 HARMONY_MARKS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
 
 
 def load_tokenizer(model_dir: Path, *, trust_remote_code: bool, chat_template: str | None = None) -> PreTrainedTokenizerBase:
-    """chat_template: a file with another one than the checkpoint's, which may have it beside the tokenizer, too.
+    """chat_template: a file with another one than the checkpoint's, which may have it beside the tokenizer, too, or the name of one
+    in CHAT_TEMPLATES.
 
     Raises:
         FileNotFoundError, ValueError: the folder holds no tokenizer that transformers can load, or the file no chat template.
@@ -31,7 +34,8 @@ def load_tokenizer(model_dir: Path, *, trust_remote_code: bool, chat_template: s
         raise ValueError(f"no tokenizer could be loaded from {model_dir}: {error}") from None
     of_processor = model_dir / "chat_template.json"  # where it is for models that see
     if chat_template:
-        tokenizer.chat_template = read_chat_template(Path(chat_template))
+        named = CHAT_TEMPLATES / f"{chat_template}.jinja"
+        tokenizer.chat_template = read_chat_template(named if named.is_file() else Path(chat_template))
         try:
             chat_tokens(tokenizer, [{"role": "user", "content": "?"}])
         except ValueError as error:
@@ -48,7 +52,8 @@ def read_chat_template(file: Path) -> str:
         FileNotFoundError, ValueError: there is no such file, or no such text in it.
     """
     if not file.is_file():
-        raise FileNotFoundError(f"there is no chat template at {file}")
+        known = ", ".join(sorted(own.stem for own in CHAT_TEMPLATES.glob("*.jinja")))
+        raise FileNotFoundError(f"there is no chat template at {file}, nor is that the name of one, as are: {known}")
     text = file.read_text()
     if file.suffix != ".json":
         return text
@@ -76,7 +81,7 @@ def chat_tokens(
         ValueError: the model has no chat template, or its template refuses the messages, or an option is none of a template's.
     """
     if tokenizer.chat_template is None:
-        raise ValueError("this model has no chat template: send a plain prompt instead, or start with --chat-template FILE")
+        raise ValueError("this model has no chat template: send a plain prompt instead, or start with --chat-template")
     for name in options or {}:
         if name in TEMPLATE_ARGUMENTS:
             raise ValueError(f"chat_template_kwargs.{name} is not the template's but the tokenizer's: leave it out")

@@ -48,6 +48,27 @@ def test_a_chat_template_of_ones_own(tmp_path: Path, own: str | None, is_json: b
     assert asked(tokenizer_dir(tmp_path / "model", own), file).endswith("A chat. USER: Hi ASSISTANT:")
 
 
+ALICE, BOB = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+ASKED = "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and polite "
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([ALICE], f"<|bos|>{ASKED}answers to the user's questions. USER: Hi ASSISTANT:"),
+        (
+            [{"role": "system", "content": "Be brief."}, ALICE, BOB, ALICE],
+            "<|bos|>Be brief. USER: Hi ASSISTANT: Hello<|end|>USER: Hi ASSISTANT:",
+        ),
+    ],
+)
+def test_vicunas_chat_template(tmp_path: Path, messages: list[dict[str, str]], text: str) -> None:
+    """As FastChat writes its dialogues, with which it was trained."""
+    tokenizer = load_tokenizer(tokenizer_dir(tmp_path), trust_remote_code=False, chat_template="vicuna")
+    assert tokenizer.decode(chat_tokens(tokenizer, messages)) == text
+    assert tokenizer.decode(chat_tokens(tokenizer, messages, add_generation_prompt=False)) == text.removesuffix("ASSISTANT:")
+
+
 def test_a_processors_chat_template_serves_where_the_tokenizer_has_none(tmp_path: Path) -> None:
     for name, own, expected in (("without", None, "A chat. USER: Hi ASSISTANT:"), ("with", "{{ messages[0].content }}", "Hi")):
         directory = tokenizer_dir(tmp_path / name, own)
@@ -58,7 +79,7 @@ def test_a_processors_chat_template_serves_where_the_tokenizer_has_none(tmp_path
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("none.jinja", None, "there is no chat template at .*none.jinja"),
+        ("none.jinja", None, "there is no chat template at .*none.jinja, nor is that the name of one, as are: vicuna"),
         ("own.json", "{}", 'own.json has no "chat_template"'),
         ("own.json", "no json", 'own.json has no "chat_template"'),
         ("own.json", '{"chat_template": [{"name": "default"}]}', 'own.json has no "chat_template"'),
