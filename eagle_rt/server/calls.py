@@ -32,7 +32,8 @@ class CallFormat:
     """How a model writes a call: begin, the function's name, middle, its arguments in a style (of xgrammar's names), end.
 
     opens: the first part of `begin`, by which a call is recognised; closes: the last part of `end`, empty where calls are the whole
-    reply. Between them is an object with the name and, under this key, the arguments.
+    reply. Between them is an object with the name and, under this key, the arguments. inner: the marks within these, where a model
+    is known to forget the first one of those.
     """
 
     begin: str
@@ -42,12 +43,20 @@ class CallFormat:
     closes: str
     key: str
     style: Literal["json", "qwen_xml"] = "json"
+    inner: tuple[str, str] | None = None
 
 
 # Hermes', which Qwen 2.5 and 3 and MiMo have learned, Qwen3-Coder's, and Llama 3's.
 TAGGED = CallFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "<tool_call>", "</tool_call>", "arguments")
 PARAMETERS = CallFormat(
-    "<tool_call>\n<function=", ">\n", "\n</function>\n</tool_call>", "<tool_call>", "</tool_call>", "arguments", "qwen_xml"
+    "<tool_call>\n<function=",
+    ">\n",
+    "\n</function>\n</tool_call>",
+    "<tool_call>",
+    "</tool_call>",
+    "arguments",
+    "qwen_xml",
+    ("<function=", "</function>"),
 )
 BARE = CallFormat('{"name": "', '", "parameters": ', "}", "{", "", "parameters")
 
@@ -97,6 +106,7 @@ class CallReader:
         self._form, self._functions = form, functions
         self._held = ""  # since the last that was decided
         self._has_text = False
+        self._may_close = False  # whether the last call had inner marks alone, which the last of the outer ones may follow
 
     def read(self, text: str, *, is_last: bool) -> tuple[str, list[Call]]:
         """The reply goes on with this, and ends if it is the last: the text of it that is no call, and the calls."""
@@ -108,22 +118,37 @@ class CallReader:
         return content, calls
 
     def _read_tagged(self, is_last: bool) -> tuple[str, list[Call]]:
-        opens, closes = self._form.opens, self._form.closes
+        outer, inner = (self._form.opens, self._form.closes), self._form.inner
         content, calls = "", []
-        while True:
-            before, tag, rest = self._held.partition(opens)
-            if not tag:
-                cut = len(before) if is_last else len(before) - length_of_begun(before, opens)
-                self._held = before[cut:]
-                return content + before[:cut], calls
-            inside, end, after = rest.partition(closes)
+        while not self._may_close or self._is_closed(is_last):
+            marks = [(place, own) for own in (outer, inner) if own and (place := self._held.find(own[0])) >= 0]
+            if not marks:
+                begun = max(length_of_begun(self._held, own[0]) for own in (outer, inner) if own)
+                cut = len(self._held) if is_last else len(self._held) - begun
+                content += self._held[:cut]
+                self._held = self._held[cut:]
+                break
+            place, own = min(marks)
+            content, self._held = content + self._held[:place], self._held[place:]
+            inside, end, after = self._held.removeprefix(own[0]).partition(own[1])
             if not end and not is_last:
-                self._held = tag + rest
-                return content + before, calls
-            call = self._call(decoded(inside) if self._form.style == "json" else parameters_in(inside, self._functions))
-            content += before if call else before + tag + inside + end
+                break
+            whole, self._held = own[0] + inside + end, after
+            call = self._call_in(inside if own == outer else whole)
+            content += "" if call else whole
             calls += [call] if call else []
-            self._held = after
+            self._may_close = call is not None and own == inner
+        return content, calls
+
+    def _is_closed(self, is_last: bool) -> bool:
+        """Whether it is known by now if the last of the outer marks follows; if it does, behind it."""
+        closes, text = self._form.closes, self._held.lstrip()
+        if not is_last and closes != text and closes.startswith(text):
+            return False
+        if text.startswith(closes):
+            self._held = text.removeprefix(closes)
+        self._may_close = False
+        return True
 
     def _read_bare(self, is_last: bool) -> tuple[str, list[Call]]:
         """Calls are all of a reply, one behind the other, perhaps with semicolons between them."""
@@ -144,6 +169,9 @@ class CallReader:
             calls.append(call)
             text = text[end:].lstrip("; \n")
         return ("" if calls else content), calls
+
+    def _call_in(self, text: str) -> Call | None:
+        return self._call(decoded(text) if self._form.style == "json" else parameters_in(text, self._functions))
 
     def _call(self, found: Any) -> Call | None:
         """None if what is written there is none."""

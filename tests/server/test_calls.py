@@ -109,6 +109,27 @@ def test_parameters_in_tags_have_the_types_of_their_schemas(data: st.DataObject)
     assert read(PARAMETERS, cut(data, text), TYPED) == ("Yes. " * (len(calls) + 1), calls)
 
 
+def without_outer_marks(call: str, *, is_closed: bool) -> str:
+    """As Qwen3-Coder now and then writes it."""
+    bare = call.removeprefix("<tool_call>\n")
+    return bare if is_closed else bare.removesuffix("\n</tool_call>")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_calls_whose_first_mark_is_forgotten(data: st.DataObject) -> None:
+    calls = data.draw(st.lists(st.tuples(st.just("add"), st.fixed_dictionaries({}, optional=VALUES)), max_size=3))
+    words = st.sampled_from(["", "Yes. ", "\n", "<", "</tool_call", "<function", "<function=unknown></function>"])
+    text, content = "", ""
+    for call in calls:
+        before, own = data.draw(words), in_tags(*call)
+        if data.draw(st.booleans()):
+            own = without_outer_marks(own, is_closed=data.draw(st.booleans()))
+        text, content = text + before + own, content + before
+    last = data.draw(words)
+    assert read(PARAMETERS, cut(data, text + last), TYPED) == (content + last, calls)
+
+
 @pytest.mark.parametrize(
     ("text", "schema", "value"),
     [
@@ -149,6 +170,9 @@ def test_parameters_that_no_schema_knows(parameters: dict[str, Any]) -> None:
         in_tags("add", {"x": 1}).replace("</parameter>", ""),
         in_tags("add", {"x": 1}).replace("<parameter=x>", "x is"),
         in_tags("add", {"x": 1})[:-30],
+        without_outer_marks(in_tags("unknown", {}), is_closed=True),
+        without_outer_marks(in_tags("add", {"x": 1}).replace("</parameter>", ""), is_closed=True),
+        without_outer_marks(in_tags("add", {"x": 1}), is_closed=False)[:-3],
     ],
 )
 def test_what_is_no_call_in_tags_stays_text(text: str) -> None:
