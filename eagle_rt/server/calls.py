@@ -175,10 +175,10 @@ class CallReader:
 
     def _call(self, found: Any) -> Call | None:
         """None if what is written there is none."""
-        if not isinstance(found, dict) or found.get("name") not in self._functions:
+        name, arguments = (found.get("name"), found.get(self._form.key, {})) if isinstance(found, dict) else (None, None)
+        if not isinstance(name, str) or name not in self._functions or not isinstance(arguments, dict):
             return None
-        arguments = found.get(self._form.key, {})
-        return Call(found["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+        return Call(name, json.dumps(arguments, ensure_ascii=False))
 
 
 def decoded(text: str) -> Any:

@@ -33,6 +33,7 @@ MISTAKES = st.sampled_from(
         "<tool_call>no JSON</tool_call>",
         '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": ["add"], "arguments": {}}</tool_call>',
         '<tool_call>{"name": "add", "arguments": {"x": NaN}}</tool_call>',
         "<tool_call>[]</tool_call>",
     ]
