@@ -161,7 +161,7 @@ class CallReader:
         while may_be_call and text:
             try:
                 found, end = json.JSONDecoder(parse_constant=refuse).raw_decode(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return content, []
             call = self._call(found)
             if not call:
@@ -182,10 +182,10 @@ class CallReader:
 
 
 def decoded(text: str) -> Any:
-    """What the JSON says; None if it is none."""
+    """What the JSON says; None if it is none, or nested too deeply."""
     try:
         return json.loads(text, parse_constant=refuse)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -149,7 +149,7 @@ def json_object(text: Any) -> dict[str, Any]:
     """Raises ValueError if the text is none."""
     try:
         found = json.loads(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise ValueError("must be a JSON object")

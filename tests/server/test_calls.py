@@ -180,6 +180,16 @@ def test_what_is_no_call_in_tags_stays_text(text: str) -> None:
     assert read(PARAMETERS, [text], {"add": {"properties": None}}) == (text, [])
 
 
+def test_what_is_nested_too_deeply_is_no_call() -> None:
+    deep = '{"x": ' + "[" * 5000
+    for form, text in (
+        (TAGGED, TAGGED.begin + "add" + TAGGED.middle + deep + TAGGED.end),
+        (BARE, BARE.begin + "add" + BARE.middle + deep),
+    ):
+        assert read(form, [text]) == (text, [])
+    assert read(PARAMETERS, [in_tags("add", {"x": deep})]) == ("", [("add", {"x": deep})])
+
+
 def test_formats_are_told_by_templates() -> None:
     tokenizer = byte_tokenizer()
     assert call_format(tokenizer) is TAGGED

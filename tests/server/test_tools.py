@@ -101,7 +101,7 @@ def test_dialogues_with_calls() -> None:
     text = tokenizer.decode(chat_tokens(tokenizer, plain, [LOOK_UP]))
     assert '"description": "the weather"' in text
     assert "<|assistant|>look_upcity<|end|><|tool|>20<|end|><|assistant|>" in text
-    for broken in ({"arguments": "[1]"}, {"arguments": "{"}):
+    for broken in ({"arguments": "[1]"}, {"arguments": "{"}, {"arguments": '{"x": ' + "[" * 5000}):
         messages[1]["tool_calls"] = [{**call, "function": {"name": "look_up", **broken}}]
         with pytest.raises(ValidationError, match="must be a JSON object"):
             body(messages=messages)
