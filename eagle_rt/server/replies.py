@@ -42,6 +42,6 @@ class ReplyForm(Protocol):
         """What the reply must match, if anything, is matched by the answer; is_call: it is a call, not what a user is told.
 
         Raises:
-            ValueError: that is too long.
+            ValueError: that is too long, or nested too deeply.
         """
         ...

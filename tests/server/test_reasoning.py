@@ -20,6 +20,7 @@ from eagle_rt.engine.text import TextDelta
 from eagle_rt.models.tokenizer import chat_tokens
 from eagle_rt.server.calls import TAGGED, CallReader
 from eagle_rt.server.choices import ChatChoice
+from eagle_rt.server.matching import behind
 from eagle_rt.server.protocol import ChatRequest
 from eagle_rt.server.reasoning import AllAnswer, MarkedReader, Reasoning, ReasoningReader, reply_form
 from eagle_rt.server.replies import ReplyForm
@@ -142,6 +143,14 @@ def test_what_cannot_stand_behind_thoughts_stays_as_it_is() -> None:
     long = sampling_params({"regex": "a" * (2**16 - 3)}, {})
     with pytest.raises(ValueError, match=r"^structural_tag is .*at most 65536 characters"):
         Reasoning(has_begun=True).before(long, is_call=False)
+    deep = SamplingParams(json_schema='{"const": ' + "[" * 5000 + "]" * 5000 + "}")
+    with pytest.raises(ValueError, match=r"^json_schema is nested too deeply"):
+        Reasoning(has_begun=True).before(deep, is_call=False)
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    with pytest.raises(ValueError, match=r"^json_schema is nested too deeply"):
+        behind(deep, [], {"type": "json_schema", "json_schema": {"const": nested}})
 
 
 def test_choices_of_replies_with_thoughts_and_calls() -> None:
