@@ -61,6 +61,10 @@ def add_error_handlers(app: FastAPI) -> None:
     async def engine_died(_: Request, error: EngineDiedError) -> JSONResponse:
         return error_response(503, "the engine has died and the server is about to exit; its log says why", code="engine_dead")
 
+    @app.exception_handler(Exception)
+    async def unforeseen(_: Request, error: Exception) -> JSONResponse:
+        return error_response(500, f"the server failed at this request ({type(error).__name__}); its log says where")
+
     @app.exception_handler(HTTPException)
     async def http_error(_: Request, error: HTTPException) -> JSONResponse:
         return error_response(error.status_code, str(error.detail))
