@@ -34,13 +34,13 @@ class LayerStack:
         before_gate = [layer.feed_forward_norm for layer in parts]
         own = LayerWeights(
             qkv,
-            np.stack([head_norm_weights(layer) for layer in parts]),
+            np.stack([of_both(norms and (norms.queries, norms.keys)) for norms in (layer.head_norms for layer in parts)]),
             np.float32(head_norms.eps if head_norms else 0.0),
             bool(head_norms and head_norms.follow_turning),
             np.stack([sinks_for(layer.sinks, layer.num_heads) for layer in parts]),
             output,
             side_by_side(before_gate),
-            np.stack([output_norm_weights(layer) for layer in parts]),
+            np.stack([of_both(layer.output_norms) for layer in parts]),
             np.float32(before_gate[0].eps),
             feed_forward_weights(feed_forward, parts[0].feed_forward),
         )
@@ -62,7 +62,7 @@ class LayerStack:
         use_torch_threads()
         if captured not in self._captured:
             self._captured[captured] = np.array(captured, dtype=np.int64)
-        cos, sin = zip(*(shared.angles_of(window) for window in self._windows), strict=True)
+        cos, sin = zip(*(shared.angles.of(window) for window in self._windows), strict=True)
         stream, normed, features = torch.empty_like(x), torch.empty_like(x), x.new_empty(len(x), len(captured) * x.shape[1])
         layers(
             array_of(x.contiguous()),
@@ -99,12 +99,6 @@ def side_by_side(norms: Sequence[RMSNorm]) -> NDArray[np.float32]:
     return torch.stack([norm.weight.float() for norm in norms]).numpy()
 
 
-def head_norm_weights(layer: LayerParts) -> NDArray[np.float32]:
-    """[2, head_dim] those of queries and keys, or [2, 0]."""
-    norms = layer.head_norms
-    return side_by_side((norms.queries, norms.keys)) if norms else np.empty((2, 0), dtype=np.float32)
-
-
-def output_norm_weights(layer: LayerParts) -> NDArray[np.float32]:
-    """[2, H] of attention and the feed-forward part, or [2, 0]."""
-    return side_by_side(layer.output_norms) if layer.output_norms else np.empty((2, 0), dtype=np.float32)
+def of_both(norms: tuple[RMSNorm, RMSNorm] | None) -> NDArray[np.float32]:
+    """[2, size], or [2, 0] for none."""
+    return side_by_side(norms) if norms else np.empty((2, 0), dtype=np.float32)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from numpy.typing import NDArray
 from torch import Tensor
@@ -15,6 +15,21 @@ from eagle_rt.kernels.rms_norm import HeadNorms, RMSNorm
 
 if TYPE_CHECKING:  # not everywhere is numba installed
     from eagle_rt.kernels.panel_product import ProductStack
+
+
+Angles = tuple[Tensor, Tensor]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ByWindow(Generic[T]):
+    """What layers without a window have, and what those with one do, which may be the same."""
+
+    without: T
+    within: T
+
+    def of(self, window: int | None) -> T:
+        return self.without if window is None else self.within
 
 
 class SeenRows(Protocol):
@@ -33,31 +48,28 @@ class SeenRows(Protocol):
 class WholePass:
     """What all layers of a pass share that are one compiled function, as arrays of `cpu.vectors.array_of`.
 
-    angles, window_angles: cos and sin [T, head_dim], and those of layers with a window. storage: [L, S, 2, kv heads, head_dim], of
-    which slots [T] are written.
+    angles: cos and sin [T, head_dim]. storage: [L, S, 2, kv heads, head_dim], of which slots [T] are written.
     """
 
-    angles: tuple[NDArray, NDArray]
-    window_angles: tuple[NDArray, NDArray]
+    angles: ByWindow[tuple[NDArray, NDArray]]
     storage: NDArray
     slots: NDArray
     seen: SeenRows
 
-    def angles_of(self, window: int | None) -> tuple[NDArray, NDArray]:
-        return self.angles if window is None else self.window_angles
 
-
-Angles = tuple[Tensor, Tensor]
-
-
-def whole_pass(angles: Angles, window_angles: Angles, storage: Tensor, slots: Tensor, seen: SeenRows | None) -> WholePass | None:
-    """angles, window_angles: cos and sin [T, 1, head_dim]. None where attention cannot be one part of a layer."""
+def whole_pass(angles: ByWindow[Angles], storage: Tensor, slots: Tensor, seen: SeenRows | None) -> WholePass | None:
+    """angles: cos and sin [T, 1, head_dim]. None where attention cannot be one part of a layer."""
     if not seen:
         return None
     from eagle_rt.kernels.cpu.vectors import array_of  # not everywhere is numba installed
 
-    (cos, sin), (window_cos, window_sin) = (tuple(array_of(own.flatten(1)) for own in both) for both in (angles, window_angles))
-    return WholePass((cos, sin), (window_cos, window_sin), array_of(storage), slots.contiguous().numpy(), seen)
+    def arrays(own: Angles) -> tuple[NDArray, NDArray]:
+        return array_of(own[0].flatten(1)), array_of(own[1].flatten(1))
+
+    without, within = angles.without, angles.within
+    all_arrays = arrays(without)
+    both = ByWindow(all_arrays, all_arrays if within is without else arrays(within))
+    return WholePass(both, array_of(storage), slots.contiguous().numpy(), seen)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from eagle_rt.kernels.products import Quantization, product_with
 from eagle_rt.kernels.rms_norm import HeadNorms, RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.skinny import most_skinny_rows, most_turned_rows
-from eagle_rt.kernels.whole_pass import Angles, LayerParts, WholePass, whole_pass
+from eagle_rt.kernels.whole_pass import Angles, ByWindow, LayerParts, WholePass, whole_pass
 from eagle_rt.models.experts import load_experts
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.shard import Total, whole
@@ -80,33 +80,29 @@ Attend = Callable[[int, Tensor, Tensor | None, int | None, Tensor | None], Tenso
 
 @dataclass(frozen=True)
 class PassContext:
-    """What every layer of one pass shares: the positions' angles, cos and sin, and those of layers with a window; and
-    `attend(layer, queries, keys_and_values, window, sinks)`.
+    """What every layer of one pass shares: the positions' angles, cos and sin, and `attend(layer, queries, keys_and_values, window,
+    sinks)`.
 
     cache: the pool, and the slots [T] of this pass, where one kernel turns queries and keys and writes to the cache; the layers
     then have no keys and values to hand to `attend`. whole: what functions for whole layers need, where there are such.
     """
 
-    angles: Angles
-    window_angles: Angles
+    angles: ByWindow[Angles]
     attend: Attend
     cache: tuple[KVPool, Tensor] | None = None
     whole: WholePass | None = None
 
-    def angles_of(self, window: int | None) -> Angles:
-        return self.angles if window is None else self.window_angles
-
 
 def pass_context(rope: Rope, positions: Tensor, attend: Attend, window_rope: Rope | None = None) -> PassContext:
     """window_rope: of layers with a window, if they have one of their own."""
-    angles = rope.cos_sin(positions)
-    both = angles, window_rope.cos_sin(positions) if window_rope else angles
+    own = rope.cos_sin(positions)
+    angles = ByWindow(own, window_rope.cos_sin(positions) if window_rope else own)
     if not isinstance(attend, CachedAttention):
-        return PassContext(*both, attend)
-    if not (dispatch.prefers_triton(positions) or dispatch.prefers_compiled(positions, angles[0].dtype)):
-        return PassContext(*both, attend)
+        return PassContext(angles, attend)
+    if not (dispatch.prefers_triton(positions) or dispatch.prefers_compiled(positions, own[0].dtype)):
+        return PassContext(angles, attend)
     pool, slots = attend.cache
-    return PassContext(*both, attend, attend.cache, whole_pass(*both, pool.storage, slots, attend.whole_layers))
+    return PassContext(angles, attend, attend.cache, whole_pass(angles, pool.storage, slots, attend.whole_layers))
 
 
 class Attention:
@@ -151,14 +147,14 @@ class Attention:
         turned = qkv[:, :num_turned]
         if norms and not norms.follow_turning:
             turned = norms(turned, self.num_heads)
-        turned = rotate(turned, *context.angles_of(self.window))
+        turned = rotate(turned, *context.angles.of(self.window))
         if norms and norms.follow_turning:
             turned = norms(turned, self.num_heads)
         qkv[:, :num_turned] = turned
         return qkv[:, : self.num_heads], qkv[:, self.num_heads :].unflatten(1, (2, self._kv_heads))
 
     def _turn_and_write(self, x: Tensor, context: PassContext, storage: Tensor, slots: Tensor) -> Tensor:
-        turning = self.num_heads, *context.angles_of(self.window)
+        turning = self.num_heads, *context.angles.of(self.window)
         if turned_product := self._turned_kernel(x):
             return turned_product(x, self.qkv.weight, self.qkv.bias, *turning, storage, slots)
         qkv = self._qkv_heads(x)

@@ -27,6 +27,15 @@ KINDS = {
 }
 
 
+def refuse(constant: str) -> None:
+    """Python takes NaN and Infinity for JSON, which no one else does."""
+    raise ValueError(f"{constant} is no number in JSON")
+
+
+# What is none, or nested too deeply, raises one of NO_JSON.
+DECODER, NO_JSON = json.JSONDecoder(parse_constant=refuse), (ValueError, RecursionError)
+
+
 @dataclass(frozen=True)
 class CallFormat:
     """How a model writes a call: begin, the function's name, middle, its arguments in a style (of xgrammar's names), end.
@@ -160,8 +169,8 @@ class CallReader:
         calls = []
         while may_be_call and text:
             try:
-                found, end = json.JSONDecoder(parse_constant=refuse).raw_decode(text)
-            except (ValueError, RecursionError):
+                found, end = DECODER.raw_decode(text)
+            except NO_JSON:
                 return content, []
             call = self._call(found)
             if not call:
@@ -184,14 +193,9 @@ class CallReader:
 def decoded(text: str) -> Any:
     """What the JSON says; None if it is none, or nested too deeply."""
     try:
-        return json.loads(text, parse_constant=refuse)
-    except (ValueError, RecursionError):
+        return DECODER.decode(text)
+    except NO_JSON:
         return None
-
-
-def refuse(constant: str) -> None:
-    """Python takes NaN and Infinity for JSON, which no one else does."""
-    raise ValueError(f"{constant} is no number in JSON")
 
 
 def parameters_in(text: str, functions: Functions) -> dict[str, Any] | None:

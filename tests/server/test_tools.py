@@ -15,7 +15,7 @@ from eagle_rt.server.calls import TAGGED, CallReader
 from eagle_rt.server.choices import ChatChoice
 from eagle_rt.server.protocol import ChatRequest
 from eagle_rt.server.reasoning import MarkedReader
-from eagle_rt.server.tools import template_message, tools_of
+from eagle_rt.server.tools import Tools, template_message, tools_of
 
 ADD = {"type": "function", "function": {"name": "add", "strict": True}}
 
@@ -60,13 +60,18 @@ def test_nothing_must_be_matched_unless_it_is_asked_for() -> None:
         tools_of(body(tools=None, tool_choice="required"), byte_tokenizer())
 
 
-def test_bare_calls_that_must_be_made() -> None:
-    """One: what would separate two is not told to the model."""
+def tools_that_must_be_called(chat_template: str) -> Tools:
     tokenizer = byte_tokenizer()
-    tokenizer.chat_template = '{{ tools }}{"name": name, "parameters": dictionary}'
+    tokenizer.chat_template = chat_template
     tools = tools_of(body(tool_choice="required"), tokenizer)
     assert tools is not None
     assert tools.structural_tag is not None
+    return tools
+
+
+def test_bare_calls_that_must_be_made() -> None:
+    """One: what would separate two is not told to the model."""
+    tools = tools_that_must_be_called('{{ tools }}{"name": name, "parameters": dictionary}')
     matcher = GrammarMatcher(GrammarCompiler(INFO).compile_structural_tag(tools.structural_tag))
     assert matcher.accept_string('{"name": "look_up", "parameters": {"city": "Rome"}}')
     assert matcher.is_completed()
@@ -74,11 +79,7 @@ def test_bare_calls_that_must_be_made() -> None:
 
 
 def test_calls_in_tags_that_must_be_made() -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{{ tools }}<tool_call><function=f><parameter=a></parameter></function></tool_call>"
-    tools = tools_of(body(tool_choice="required"), tokenizer)
-    assert tools is not None
-    assert tools.structural_tag is not None
+    tools = tools_that_must_be_called("{{ tools }}<tool_call><function=f><parameter=a></parameter></function></tool_call>")
     rome = "<tool_call>\n<function=look_up>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
     total = rome.replace("look_up", "add").replace("city", "x").replace("Rome", "1")
     check_matches(
