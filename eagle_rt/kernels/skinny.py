@@ -14,6 +14,12 @@ class Tile:
     ins: int
     most_rows: int
     num_warps: int
+    num_stages: int = 4
+
+    @property
+    def shared_bytes(self) -> int:
+        """What a program's parts of the weight and of rows take at most, in numbers of 16 bits."""
+        return 2 * (self.outs + self.most_rows) * self.ins * self.num_stages
 
 
 # Where and with how many rows they are faster than cuBLAS (one H100, weights of 4096, 6144, 28,672 and 128,256 outputs). With fewer
@@ -49,4 +55,5 @@ def _has_tiles(weight: Tensor, tile: Tile) -> bool:
         and len(weight) >= FEW_OUTPUTS
         and weight.shape[1] % tile.ins == 0
         and torch.cuda.get_device_capability(weight.device) >= (9, 0)
+        and torch.cuda.get_device_properties(weight.device).shared_memory_per_multiprocessor > tile.shared_bytes
     )

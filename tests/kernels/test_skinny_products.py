@@ -1,5 +1,7 @@
 """Products of a few rows and what their kernels go on to do: interpreted on a CPU, natively on a GPU."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +17,8 @@ from eagle_rt.kernels.triton.rotate_and_write import rotate_and_write
 from eagle_rt.kernels.triton.skinny_product import skinny_product
 from eagle_rt.kernels.triton.turned_product import turned_product
 
+# (Compute capability, KiB of shared memory that a processor has.)
+GPUS = {"RTX 4090": ((8, 9), 100), "H100": ((9, 0), 228), "B200": ((10, 0), 228), "RTX 5090": ((12, 0), 100)}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 DTYPES = st.sampled_from(list(TOLERANCE))
@@ -84,23 +88,28 @@ def test_turned_products(
 
 
 @pytest.mark.parametrize(
-    ("shape", "head_dim", "capability", "expected"),
+    ("shape", "head_dim", "gpu", "expected"),
     [
-        ((128256, 4096), 128, (9, 0), (64, 32)),
-        ((16384, 4096), 128, (9, 0), (64, 32)),
-        ((6144, 4096), 128, (9, 0), (16, 32)),
-        ((4096, 4096), 80, (10, 0), (16, 0)),
-        ((4096, 896), 64, (9, 0), (0, 32)),
-        ((151936, 896), 64, (9, 0), (64, 32)),
-        ((3072, 1024), 64, (9, 0), (0, 0)),
-        ((6144, 4096), 128, (8, 9), (0, 0)),
+        ((128256, 4096), 128, "H100", (64, 32)),
+        ((16384, 4096), 128, "H100", (64, 32)),
+        ((6144, 4096), 128, "H100", (16, 32)),
+        ((4096, 4096), 80, "B200", (16, 0)),
+        ((4096, 896), 64, "H100", (0, 32)),
+        ((151936, 896), 64, "H100", (64, 32)),
+        ((3072, 1024), 64, "H100", (0, 0)),
+        ((6144, 4096), 128, "RTX 4090", (0, 0)),
+        ((128256, 4096), 128, "RTX 5090", (0, 32)),
+        ((6144, 4096), 128, "RTX 5090", (16, 32)),
     ],
 )
 def test_who_takes_them(
-    shape: tuple[int, int], head_dim: int, capability: tuple[int, int], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, int], head_dim: int, gpu: str, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As far as weights are large enough and tiles divide them."""
+    """As far as weights are large enough, tiles divide them, and a GPU has memory for the tiles."""
+    capability, shared_memory = GPUS[gpu]
+    properties = SimpleNamespace(shared_memory_per_multiprocessor=shared_memory * 2**10)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     with FakeTensorMode():
         weight = torch.empty(shape, dtype=torch.bfloat16, device="cuda")
     assert (most_skinny_rows(weight), most_turned_rows(weight, head_dim)) == expected

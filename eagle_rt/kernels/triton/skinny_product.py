@@ -54,7 +54,7 @@ def _skinny_product(
 def tiling(num_rows: int, tile: Tile) -> dict[str, int]:
     """How products of so many rows are cut, and run."""
     blocks = {"BLOCK_ROWS": padded(num_rows, least=16), "BLOCK_OUT": tile.outs, "BLOCK_IN": tile.ins}
-    return {**blocks, "IN_FLOAT32": IS_INTERPRETED, "num_warps": tile.num_warps, "num_stages": 4}
+    return {**blocks, "IN_FLOAT32": IS_INTERPRETED, "num_warps": tile.num_warps, "num_stages": tile.num_stages}
 
 
 def skinny_product(x: Tensor, weight: Tensor, tile: Tile | None = None) -> Tensor:

@@ -239,7 +239,7 @@ def tree_attention(
     else:
         num_columns = queries_of.num_columns
     padded_dim = padded(head_dim, least=16)
-    tiling = tiling or tiling_for(num_rows, padded_dim * storage.itemsize)
+    tiling = tiling or tiling_for(num_rows, padded_dim, storage.dtype)
     num_tiles, num_pairs = triton.cdiv(num_rows, tiling.block_m), len(kv_lens) * num_kv_heads
     num_splits = splits_for(num_tiles * num_pairs, pages.shape[1] * page_size, tiling.rows_a_split)
     output = torch.empty_like(queries, memory_format=torch.contiguous_format)
@@ -289,11 +289,14 @@ def tree_attention(
     return output
 
 
-def tiling_for(num_rows: int, row_bytes: int) -> Tiling:
-    """For so many query heads that share a key head; row_bytes: of a key."""
-    block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+def tiling_for(num_rows: int, padded_dim: int, dtype: torch.dtype) -> Tiling:
+    """For so many query heads that share a key head, of this size and in this precision."""
     # Tiles of keys and values that fit into shared memory a few times over.
-    return Tiling(block_m, max(16, 64 * 256 // max(256, row_bytes)))
+    if dtype == torch.float32:
+        # No matrix unit multiplies these: whatever is multiplied at once is held in registers.
+        return Tiling(16, max(16, 32 * 128 // max(128, padded_dim)), num_warps=8)
+    block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
+    return Tiling(block_m, max(16, 64 * 128 // max(128, padded_dim)))
 
 
 def splits_for(num_programs: int, longest: int, rows_a_split: int) -> int:
