@@ -171,7 +171,7 @@ def expert_row(device: str, dtype: torch.dtype, num_rows: int, hidden: int, shap
     x = torch.randn(num_rows, hidden, device=device).to(dtype)
 
     def routed(weights: ExpertTensors) -> tuple[Tensor, Tensor]:
-        return route(x @ weights.router.t(), shape.mixing.top_k, shape.mixing.normalizes)
+        return route(x @ weights.router.t(), shape.mixing)
 
     def mix_all(experts: list[Any]) -> None:
         for weights, own in zip(layers, experts, strict=True):

@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForImageTextToText,
     Gemma3Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     GptOssConfig,
     HunYuanDenseV1Config,
     LlamaConfig,
@@ -81,6 +82,17 @@ GEMMA3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     },
 }
+# Of heads' numbers half are turned; two experts are shared.
+GLM4_EXPERTS = {
+    "head_dim": 32,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.5,
+    "attention_bias": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
 QWEN3_VL_EXPERTS = {"head_dim": 32, "num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
 EYES = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 4}
 PLACES = {"rope_type": "default", "rope_theta": 10000.0}
@@ -103,6 +115,7 @@ def family_config(name: str, **overrides):
         "qwen3-moe-mixed": lambda: Qwen3MoeConfig(
             **{**SIZES, **QWEN3_EXPERTS, "mlp_only_layers": [5], "decoder_sparse_step": 2, **overrides}
         ),
+        "glm4-moe": lambda: Glm4MoeConfig(**{**SIZES, **GLM4_EXPERTS, **overrides}),
         "phi3": lambda: Phi3Config(**{**SIZES, **PHI3, **overrides}),
         "phi3-long": lambda: Phi3Config(**{**SIZES, **PHI3_LONG, **overrides}),
         "hunyuan": lambda: HunYuanDenseV1Config(**{**SIZES, "head_dim": 32, "rope_parameters": NTK, **overrides}),
@@ -135,7 +148,7 @@ def family_config(name: str, **overrides):
 
 # Models that see, too.
 SEEING = ("mistral3", "gemma3-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe")
-WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss")
+WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "glm4-moe")
 # Qwen3-MoE's weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses
 # between those.
 NO_NEAR_TIES = 3
@@ -177,6 +190,9 @@ def random_model(config, seed: int = 0) -> PreTrainedModel:
                 parameter.normal_(0, 2)
             elif "norm" in name:
                 parameter.uniform_(one - 0.4, one + 0.4)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.2)
     return model
 
 

@@ -43,7 +43,7 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dt
     logits = spec.vocab_size * (2 * (dtype.itemsize + 4) + PENALIZED_BYTES)
     # Of a row a gate and up and what they come to; of each of its experts that, and what it adds.
     gates = max(
-        own.mixing.top_k * (4 * own.intermediate_size + shape.hidden_size) + own.count if own else 4 * shape.intermediate_size
+        own.mixing.num_taken * (4 * own.intermediate_size + shape.hidden_size) + own.count if own else 4 * shape.intermediate_size
         for own in spec.experts
     )
     layer = (8 * shape.hidden_size + gates + 4 * shape.num_heads * shape.head_dim) * dtype.itemsize

@@ -279,6 +279,7 @@ def num_weights(spec: ModelSpec, *, of_all_experts: bool = False) -> int:
     for experts in spec.experts:
         gates = 3 * shape.intermediate_size
         if experts:
-            gates = experts.count + (experts.count if of_all_experts else experts.mixing.top_k) * 3 * experts.intermediate_size
+            routed = experts.count if of_all_experts else experts.mixing.top_k
+            gates = experts.count + (routed + experts.mixing.num_shared) * 3 * experts.intermediate_size
         outputs += attention + gates
     return shape.hidden_size * outputs

@@ -1,5 +1,6 @@
 """Feed-forward parts of many experts, of which every token takes a few: which ones, and what they add (Shazeer et al., 2017, as
-Mixtral, Qwen3 and gpt-oss do it: each expert is a SwiGLU, or nearly one)."""
+Mixtral, Qwen3 and gpt-oss do it: each expert is a SwiGLU, or nearly one; or DeepSeek-AI, 2024, sections 2.1.2 and 2.3.3, as GLM
+does: chosen by sigmoids that balance, beside experts that all tokens share)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,19 +12,37 @@ from torch.nn import functional
 from eagle_rt.kernels.dispatch import triton_kernel
 from eagle_rt.kernels.gate import SWIGLU, Gate, gated
 
+# Beside sums of sigmoids, which may all be nothing.
+LEAST_TOTAL = 1e-20
+
 
 class Mixing(NamedTuple):
-    """How rows take experts: the top_k likeliest; normalizes: what these count adds up to one. gate: within each."""
+    """How rows take experts: the top_k likeliest; normalizes: what these count adds up to one. gate: within each.
+
+    by_sigmoid: how likely one is its logit says alone, and not what part it has of all (softmax). scale: what is multiplied with
+    what they count. num_shared: how many all rows take besides, behind those that are chosen; these count one.
+    """
 
     top_k: int
     normalizes: bool
     gate: Gate = SWIGLU
+    by_sigmoid: bool = False
+    scale: float = 1.0
+    num_shared: int = 0
+
+    @property
+    def num_taken(self) -> int:
+        """By every row."""
+        return self.top_k + self.num_shared
 
 
 @dataclass(frozen=True)
 class ExpertTensors:
-    """router: [experts, H]; gate_and_up: [experts, 2 * I, H], gates first; down: [experts, H, I]. Either all have biases, with one
-    axis less, or none has."""
+    """router: [experts, H], in float32 for sigmoids; gate_and_up: [experts, 2 * I, H], gates first; down: [experts, H, I]. Either
+    all have biases, with one axis less, or none has. Of shared ones, the last, the router knows nothing.
+
+    choice_bias: [experts] float32, added to how likely experts are where they are chosen, but not to what they count.
+    """
 
     router: Tensor
     gate_and_up: Tensor
@@ -31,10 +50,12 @@ class ExpertTensors:
     router_bias: Tensor | None = None
     gate_and_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    choice_bias: Tensor | None = None
 
     @property
     def count(self) -> int:
-        return len(self.router)
+        """Shared ones, too."""
+        return len(self.down)
 
     @property
     def size(self) -> int:
@@ -42,14 +63,20 @@ class ExpertTensors:
         return self.down.shape[2]
 
 
-def route(logits: Tensor, top_k: int, normalizes: bool) -> tuple[Tensor, Tensor]:
-    """(how much of each counts [R, top_k] float32, which experts [R, top_k]), of router logits [R, experts]: the likeliest, the
-    first of equal ones; normalizes: what they count adds up to one."""
+def route(logits: Tensor, mixing: Mixing, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(how much of each counts, which experts), both [R, num_taken], float32 and whole numbers, of router logits [R, experts]: the
+    likeliest, the first of equal ones, then the shared. choice_bias: see `ExpertTensors`."""
     if kernel := triton_kernel("route", logits):
-        return kernel(logits, top_k, normalizes)
-    shares, experts = logits.float().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
-    shares, experts = shares[:, :top_k], experts[:, :top_k]
-    return shares / shares.sum(dim=-1, keepdim=True) if normalizes else shares, experts
+        return kernel(logits, mixing, choice_bias)
+    logits = logits.float()
+    likely = logits.sigmoid() if mixing.by_sigmoid else logits.softmax(dim=-1)
+    wanted = likely if choice_bias is None else likely + choice_bias
+    experts = wanted.sort(dim=-1, descending=True, stable=True).indices[:, : mixing.top_k]
+    shares = likely.gather(1, experts)
+    if mixing.normalizes:
+        shares = shares / (shares.sum(dim=-1, keepdim=True) + LEAST_TOTAL)
+    shared = torch.arange(logits.shape[1], logits.shape[1] + mixing.num_shared, device=logits.device).expand(len(logits), -1)
+    return torch.cat((shares * mixing.scale, torch.ones_like(shared, dtype=shares.dtype)), 1), torch.cat((experts, shared), 1)
 
 
 def mix_experts(x: Tensor, weights: ExpertTensors, mixing: Mixing) -> Tensor:
@@ -62,7 +89,8 @@ def mix_experts(x: Tensor, weights: ExpertTensors, mixing: Mixing) -> Tensor:
 
 def routed(x: Tensor, weights: ExpertTensors, mixing: Mixing) -> tuple[Tensor, Tensor]:
     """`route` of rows of x [R, H]."""
-    return route(functional.linear(x, weights.router, weights.router_bias), mixing.top_k, mixing.normalizes)
+    logits = functional.linear(x.to(weights.router.dtype), weights.router, weights.router_bias)
+    return route(logits, mixing, weights.choice_bias)
 
 
 def add_experts(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTensors, gate: Gate) -> Tensor:

@@ -16,7 +16,6 @@ from eagle_rt.kernels.cpu.multiply import Weights
 from eagle_rt.kernels.cpu.row_attention import sinks_for
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import array_of
-from eagle_rt.kernels.experts import Mixing
 from eagle_rt.kernels.gate import Gate
 from eagle_rt.kernels.panel_product import ProductStack
 from eagle_rt.kernels.rms_norm import RMSNorm
@@ -42,7 +41,7 @@ class LayerStack:
             side_by_side(before_gate),
             np.stack([of_both(layer.output_norms) for layer in parts]),
             np.float32(before_gate[0].eps),
-            feed_forward_weights(feed_forward, parts[0].feed_forward),
+            feed_forward_weights(feed_forward, parts),
         )
         given = [norm or RMSNorm(torch.ones_like(before_gate[0].weight), 1.0) for norm in norms]
         self._weights = RunWeights(own, side_by_side(given), np.float32(given[0].eps))
@@ -85,13 +84,15 @@ def stacked(arrays: Sequence[NDArray]) -> NDArray:
     return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
 
 
-def feed_forward_weights(products: list[Weights], form: Mixing | Gate) -> GateWeights | ExpertWeights:
-    """See `LayerParts`."""
+def feed_forward_weights(products: list[Weights], parts: Sequence[LayerParts]) -> GateWeights | ExpertWeights:
+    """Of all layers, from those of their products."""
+    form = parts[0].feed_forward
     if isinstance(form, Gate):
         gate_and_up, down = products
         return GateWeights(gate_and_up, down, in_float32(form))
     router, gate_and_up, down = products
-    return expert_weights(router, gate_and_up, down, form)
+    choice_biases = np.stack([layer.choice_bias for layer in parts if layer.choice_bias is not None])
+    return expert_weights(router, gate_and_up, down, choice_biases, form)
 
 
 def side_by_side(norms: Sequence[RMSNorm]) -> NDArray[np.float32]:

@@ -5,6 +5,7 @@ from itertools import takewhile
 from typing import cast
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,6 +33,13 @@ def product_stack(weights: Tensor, biases: Tensor | None, quantization: str) -> 
     return ProductStack((RowProduct(weight, bias) for weight, bias in pairs), len(pairs))
 
 
+def choice_bias_for(bias: Tensor | None, mixing: Mixing, dtype: torch.dtype) -> NDArray:
+    """[experts] or [0], of the type in which `mix_rows` makes router logits."""
+    if mixing.by_sigmoid:
+        return (torch.empty(0) if bias is None else bias).numpy()
+    return array_of(torch.empty(0, dtype=dtype))
+
+
 class PanelExperts:
     """`kernels.experts` in one function, from weights laid out for it. A row comes out the same whatever else is in x.
 
@@ -39,17 +47,17 @@ class PanelExperts:
     """
 
     def __init__(self, weights: ExpertTensors, mixing: Mixing, quantization: str = "none") -> None:
-        router, more = weights.router, -len(weights.router) % PANEL
+        router, more = weights.router.to(weights.down.dtype), -len(weights.router) % PANEL
         bias = None if weights.router_bias is None else functional.pad(weights.router_bias, (0, more))
         self.router = RowProduct(functional.pad(router, (0, 0, 0, more)), bias)
         stacks = (weights.gate_and_up, weights.gate_and_up_bias), (weights.down, weights.down_bias)
         self.gate_and_up, self.down = (product_stack(own, biases, quantization) for own, biases in stacks)
-        self.mixing = mixing
+        self.mixing, self.choice_bias = mixing, choice_bias_for(weights.choice_bias, mixing, router.dtype)
         self(torch.zeros(1, router.shape[1], dtype=router.dtype))  # compiled now rather than in the first pass
 
     def __call__(self, x: Tensor) -> Tensor:
         use_torch_threads()
         outputs = torch.empty_like(x, memory_format=torch.contiguous_format)
-        weights = expert_weights(self.router.weights, self.gate_and_up.weights, self.down.weights, self.mixing)
+        weights = expert_weights(self.router.weights, self.gate_and_up.weights, self.down.weights, self.choice_bias, self.mixing)
         mix_rows(array_of(x.contiguous()), weights, array_of(outputs))
         return outputs

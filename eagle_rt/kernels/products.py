@@ -90,9 +90,9 @@ def experts_with(
     Raises:
         ValueError: they are to be rounded, and there is none.
     """
-    if quantization != "none" and has_narrow_kernels(weights.router):
+    if quantization != "none" and has_narrow_kernels(weights.down):
         return narrow_experts(weights, mixing, quantization)
-    if has_own_kernels(weights.router):
+    if has_own_kernels(weights.down):
         from eagle_rt.kernels.panel_experts import PanelExperts, fill_panels  # not everywhere is numba installed
 
         if fill_panels(weights):

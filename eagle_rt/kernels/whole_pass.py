@@ -79,8 +79,8 @@ class LayerParts:
     which sinks its attention sees, see `AttentionBackend.run`.
 
     feed_forward: how experts are mixed, whose products are those of the router, of gates and ups, and of downs; or the gate of a
-    part without experts, whose products are of gate and up, and of down. output_norms: of what attention gives and of what the
-    feed-forward part does, where these are normed before they are added.
+    part without experts, whose products are of gate and up, and of down. choice_bias: of experts, see `cpu.experts`.
+    output_norms: of what attention gives and of what the feed-forward part does, where these are normed before they are added.
     """
 
     products: "tuple[OpaqueProduct | ProductStack | NarrowStack | None, ...]"
@@ -90,6 +90,7 @@ class LayerParts:
     window: int | None
     sinks: Tensor | None
     feed_forward: Mixing | Gate
+    choice_bias: NDArray | None = None
     output_norms: tuple[RMSNorm, RMSNorm] | None = None
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from eagle_rt.kernels.experts import ExpertTensors, Mixing, mix_experts
@@ -14,7 +15,12 @@ from eagle_rt.models.spec import ExpertShape
 from eagle_rt.models.weights import Checkpoint
 
 if TYPE_CHECKING:  # not everywhere is numba installed
+    from numpy.typing import NDArray
+
     from eagle_rt.kernels.panel_product import ProductStack
+
+
+CHOICE_BIAS = "gate.e_score_correction_bias"
 
 
 class Experts(Opaque):
@@ -41,6 +47,11 @@ class Experts(Opaque):
         own = self._laid_out
         return (own.router, own.gate_and_up, own.down) if own else (None,) * 3
 
+    @property
+    def choice_bias(self) -> "NDArray | None":
+        """As compiled functions take it."""
+        return getattr(self._laid_out, "choice_bias", None)
+
     def quantized(self) -> "Experts":
         """The same with experts of eight bits."""
         return Experts(self.weights, self.form, "int8")
@@ -51,18 +62,30 @@ class Experts(Opaque):
 
 def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: ExpertShape, quantization: Quantization) -> Experts:
     """Each matrix is copied to its place as it is read, so that no more than one of them is in memory twice."""
-    size = shape.intermediate_size
+    size, mixing = shape.intermediate_size, shape.mixing
     router = checkpoint.take(f"{prefix}.gate.weight", (shape.count, hidden_size))
     if f"{prefix}.experts.gate_up_proj" in checkpoint:
-        return Experts(side_by_side(checkpoint, prefix, router, shape), shape.mixing, quantization)
-    gate_and_up = router.new_empty(shape.count, 2, size, hidden_size)
-    down = router.new_empty(shape.count, hidden_size, size)
+        return Experts(side_by_side(checkpoint, prefix, router, shape), mixing, quantization)
+    gate_and_up = router.new_empty(shape.count + mixing.num_shared, 2, size, hidden_size)
+    down = router.new_empty(shape.count + mixing.num_shared, hidden_size, size)
     for number in range(shape.count):
         name = f"{prefix}.experts.{number}"
         gate_and_up[number, 0] = checkpoint.take(f"{name}.gate_proj.weight", (size, hidden_size))
         gate_and_up[number, 1] = checkpoint.take(f"{name}.up_proj.weight", (size, hidden_size))
         down[number] = checkpoint.take(f"{name}.down_proj.weight", (hidden_size, size))
-    return Experts(ExpertTensors(router, gate_and_up.flatten(1, 2), down), shape.mixing, quantization)
+    if mixing.num_shared:  # which are stored as one, and may be several: their channels do not know of one another
+        name, all_sizes = f"{prefix}.shared_experts", mixing.num_shared * size
+        for half, part in enumerate(("gate_proj", "up_proj")):
+            own = checkpoint.take(f"{name}.{part}.weight", (all_sizes, hidden_size))
+            gate_and_up[shape.count :, half] = own.unflatten(0, (-1, size))
+        own = checkpoint.take(f"{name}.down_proj.weight", (hidden_size, all_sizes))
+        down[shape.count :] = own.unflatten(1, (-1, size)).transpose(0, 1)
+    choice_bias = None
+    if f"{prefix}.{CHOICE_BIAS}" in checkpoint:
+        choice_bias = checkpoint.take_raw(f"{prefix}.{CHOICE_BIAS}", (shape.count,)).to(router.device, torch.float32)
+    router = router.float() if mixing.by_sigmoid else router
+    weights = ExpertTensors(router, gate_and_up.flatten(1, 2), down, choice_bias=choice_bias)
+    return Experts(weights, mixing, quantization)
 
 
 def side_by_side(checkpoint: Checkpoint, prefix: str, router: Tensor, shape: ExpertShape) -> ExpertTensors:

@@ -241,6 +241,7 @@ class Block:
             attention.window,
             attention.sinks,
             feed_forward.form,
+            getattr(feed_forward, "choice_bias", None),
             self.output_norms,
         )
 

@@ -37,6 +37,9 @@ class RearrangedCheckpoint(Checkpoint):
     def __contains__(self, name: str) -> bool:
         return name in self._tensors or (fused_name(name) or name) in self._tensors
 
+    def take_raw(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._tensors.take_raw(name, shape)
+
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         tensor = self._tensors.take(name, shape) if name in self._tensors else self._part(name, shape)
         if self._spec.architecture in GATES_FIRST and name.endswith(".experts.gate_up_proj"):

@@ -79,6 +79,9 @@ class ShardedCheckpoint(Checkpoint):
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
+    def take_raw(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._tensors.take_raw(name, shape)
+
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         shard = self._shard
         if re.search(f"{ADDED_ONCE}$", name):

@@ -27,6 +27,7 @@ FAMILIES = {
     "Phi3ForCausalLM": True,
     "HunYuanDenseV1ForCausalLM": None,
     "Gemma3ForCausalLM": True,
+    "Glm4MoeForCausalLM": None,
 }
 # Models that see, too: the part of them that reads is served. What that is, and of which type its `text_config` may be (or all of
 # its config.json, in which the first Qwen2.5-VL have it).
@@ -75,7 +76,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """A feed-forward part of `count` experts, and how tokens take some."""
+    """A feed-forward part of `count` experts, beside those that all tokens share, and how tokens take some."""
 
     count: int
     intermediate_size: int
@@ -190,16 +191,18 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
 
 
 def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
-    """Those of Mixtral and gpt-oss, whose sizes are those of other models' one feed-forward part, and of Qwen3, where some layers
-    may have none.
+    """Those of Mixtral and gpt-oss, whose sizes are those of other models' one feed-forward part, of Qwen3, where some layers
+    may have none, and of GLM, where the first have none and all share some.
 
     Raises:
-        ValueError: more are to be taken than there are.
+        ValueError: more are to be taken than there are, or only from some groups of them.
     """
     num_layers = config["num_hidden_layers"]
-    count = config.get("num_local_experts") or config.get("num_experts")
+    count = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
     if not count:
         return (None,) * num_layers
+    if config.get("n_group", 1) > 1:
+        raise ValueError(f"experts in {config['n_group']} groups (n_group in config.json) are not supported")
     size = config.get("moe_intermediate_size")
     normalizes = config.get("norm_topk_prob", False) or config.get("model_type") == "qwen3_vl_moe_text"
     if size is None:
@@ -209,9 +212,12 @@ def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
         raise ValueError(f"num_experts_per_tok is {top_k}, but config.json names {count} experts")
     if config["architectures"][0] == "GptOssForCausalLM":
         gate = Gate(config.get("swiglu_alpha", 1.702), config.get("swiglu_limit", 7.0), shift=1.0)
-    shape = ExpertShape(count, size, Mixing(top_k, normalizes, gate))
+    mixing = Mixing(top_k, normalizes, gate)
+    if "n_routed_experts" in config:
+        mixing = mixing._replace(by_sigmoid=True, scale=config["routed_scaling_factor"], num_shared=config["n_shared_experts"])
+    shape, first = ExpertShape(count, size, mixing), config.get("first_k_dense_replace", 0)
     without, every = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
-    return tuple(None if layer in without or (layer + 1) % every else shape for layer in range(num_layers))
+    return tuple(None if layer < first or layer in without or (layer + 1) % every else shape for layer in range(num_layers))
 
 
 def layer_windows(config: dict[str, Any], applies_by_default: bool | None) -> tuple[int | None, ...]:

@@ -180,6 +180,7 @@ def norm(size: int, dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
 
 
 LLAMA, QWEN, GPT_OSS, GEMMA, PHI = (32, 8, 128), (14, 2, 64), (64, 8, 64), (8, 4, 256), (32, 32, 80)
+BALANCED = Mixing(8, normalizes=True, by_sigmoid=True, scale=2.5, num_shared=1)
 OSS_GATE = Gate(1.702, 7.0, shift=1.0)
 # By what of a GPU they need: tiles that fit anywhere, or into a data centre's only, or none.
 ATTENTION = [
@@ -221,7 +222,8 @@ OTHERS = [
     lambda: turn(PHI, None),
     lambda: embed(ids(2), floats(16, 4096, dtype=BF16)),
     lambda: cos_sin(ids(2), floats(128), floats(128), BF16),
-    lambda: route(floats(2, 128, dtype=BF16), 8, True),
+    lambda: route(floats(2, 128, dtype=BF16), Mixing(8, normalizes=True)),
+    lambda: route(floats(2, 128), BALANCED, floats(128)),
     lambda: choose(BF16),
     lambda: draft(8, 32000, FP32, has_noise=False),
     lambda: draft(4, 128256, BF16, has_noise=True),

@@ -92,16 +92,23 @@ def test_the_twin_is_a_loop_over_rows(num_rows: int, counts: tuple[int, int], ga
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def check_route(find: Callable[..., tuple[Tensor, Tensor]], logits: Tensor, top_k: int, normalizes: bool) -> None:
-    shares, experts = find(logits, top_k, normalizes)
-    powers = logits.double().exp()
-    order = torch.tensor([sorted(range(logits.shape[1]), key=lambda place: (-row[place], place)) for row in powers.tolist()])
-    expected = order[:, :top_k].to(DEVICE)
-    assert torch.equal(experts.long(), expected)
-    chosen = powers.gather(1, expected)
-    whole = chosen.sum(1, keepdim=True) if normalizes else powers.sum(1, keepdim=True)
-    torch.testing.assert_close(shares.double(), chosen / whole, atol=1e-6, rtol=1e-5)
+def check_route(find: Callable[..., tuple[Tensor, Tensor]], logits: Tensor, mixing: Mixing, bias: Tensor | None = None) -> None:
+    """Of sigmoids, in float32, so that the order is that of what was rounded as in `find`."""
+    shares, experts = find(logits, mixing, bias)
+    likely = logits.float().sigmoid() if mixing.by_sigmoid else logits.double().exp()
+    wanted = likely if bias is None else likely + bias
+    order = torch.tensor([sorted(range(logits.shape[1]), key=lambda place: (-row[place], place)) for row in wanted.tolist()])
+    expected = order[:, : mixing.top_k].to(DEVICE)
+    assert torch.equal(experts[:, : mixing.top_k].long(), expected)
+    chosen, whole = likely.double().gather(1, expected), torch.ones(1, dtype=torch.float64, device=DEVICE)
+    if mixing.normalizes:
+        whole = chosen.sum(1, keepdim=True)
+    elif not mixing.by_sigmoid:
+        whole = likely.double().sum(1, keepdim=True)
+    torch.testing.assert_close(shares[:, : mixing.top_k].double(), mixing.scale * chosen / whole, atol=1e-6, rtol=1e-5)
     assert shares.dtype == torch.float32
+    assert (shares[:, mixing.top_k :] == 1).all()
+    assert (experts[:, mixing.top_k :] == torch.arange(mixing.num_shared, device=DEVICE) + logits.shape[1]).all()
 
 
 @settings(max_examples=40, deadline=None)
@@ -111,29 +118,74 @@ def check_route(find: Callable[..., tuple[Tensor, Tensor]], logits: Tensor, top_
     normalizes=st.booleans(),
     rounds=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    num_shared=st.integers(0, 2),
+    scale=st.sampled_from([1.0, 2.5]),
     seed=SEEDS,
 )
-def test_route(num_rows: int, counts: tuple[int, int], normalizes: bool, rounds: bool, dtype: torch.dtype, seed: int) -> None:
+def test_route(
+    num_rows: int,
+    counts: tuple[int, int],
+    normalizes: bool,
+    rounds: bool,
+    dtype: torch.dtype,
+    num_shared: int,
+    scale: float,
+    seed: int,
+) -> None:
     """With many equal logits where they are rounded to whole numbers."""
     logits = (made(seed, num_rows, counts[0], dtype=torch.float32) * 9).to(dtype)
     logits = logits.round() if rounds else logits
     for find in (twin.route, route):
-        check_route(find, logits, counts[1], normalizes)
+        check_route(find, logits, Mixing(counts[1], normalizes, num_shared=num_shared, scale=scale))
 
 
-@pytest.mark.parametrize("normalizes", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(
+    num_rows=st.integers(1, 5),
+    counts=COUNTS,
+    normalizes=st.booleans(),
+    has_bias=st.booleans(),
+    num_shared=st.integers(0, 2),
+    scale=st.sampled_from([1.0, 2.5]),
+    seed=SEEDS,
+)
+def test_route_by_sigmoids(
+    num_rows: int, counts: tuple[int, int], normalizes: bool, has_bias: bool, num_shared: int, scale: float, seed: int
+) -> None:
+    """A tenth apart at least, so that no rounding makes another order."""
+    generator = torch.Generator().manual_seed(seed)
+    wanted = 0.05 + 0.9 * torch.stack([torch.randperm(counts[0], generator=generator) for _ in range(num_rows)]) / counts[0]
+    bias = 0.4 * torch.randn(counts[0], generator=generator) if has_bias else None
+    logits = wanted.logit() if bias is None else (wanted - bias).clamp(0.01, 0.99).logit()
+    mixing = Mixing(counts[1], normalizes, by_sigmoid=True, scale=scale, num_shared=num_shared)
+    for find in (twin.route, route):
+        check_route(find, logits.to(DEVICE), mixing, None if bias is None else bias.to(DEVICE))
+
+
+BALANCED = Mixing(3, True, by_sigmoid=True, scale=1.5, num_shared=1)
+
+
+@pytest.mark.parametrize("mixing", [Mixing(3, False), Mixing(3, True), BALANCED, BALANCED._replace(normalizes=False)])
 @pytest.mark.parametrize("find", [twin.route, route])
 def test_what_is_no_number_stays_so_and_takes_experts_that_there_are(
-    find: Callable[..., tuple[Tensor, Tensor]], normalizes: bool
+    find: Callable[..., tuple[Tensor, Tensor]], mixing: Mixing
 ) -> None:
     logits = made(1, 3, 6, dtype=torch.float32)
-    alone = find(logits[2:].clone(), 3, normalizes)
+    alone = find(logits[2:].clone(), mixing)
     logits[0, 2], logits[1] = torch.nan, torch.nan
-    shares, experts = find(logits, 3, normalizes)
-    assert shares[:2].isnan().all()
-    assert all(len(set(row)) == 3 and set(row) <= set(range(6)) for row in experts.tolist())
+    shares, experts = find(logits, mixing)
+    assert shares[:2, :3].isnan().any(1).all()
+    assert shares[:2, :3].isnan().all() or not mixing.normalizes
+    assert all(len(set(row)) == 3 and set(row) <= set(range(6)) for row in experts[:, :3].tolist())
     assert torch.equal(shares[2:], alone[0])
     assert torch.equal(experts[2:], alone[1])
+
+
+def test_sigmoids_that_are_all_nothing_count_nothing() -> None:
+    for find in (twin.route, route):
+        shares, _ = find(torch.full((2, 6), -60.0, device=DEVICE), BALANCED)
+        assert (shares[:, :3] < 1e-5).all()
+        assert (shares[:, 3] == 1).all()
 
 
 @settings(max_examples=20, deadline=None)
@@ -219,11 +271,21 @@ def test_sizes_that_no_matrix_unit_takes_are_refused() -> None:
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize(
     ("count", "mixing", "has_biases"),
-    [(8, Mixing(2, True), False), (60, Mixing(4, False), False), (1, Mixing(1, True), False), (12, Mixing(4, True, CLAMPED), True)],
+    [
+        (8, Mixing(2, True), False),
+        (60, Mixing(4, False), False),
+        (1, Mixing(1, True), False),
+        (12, Mixing(4, True, CLAMPED), True),
+        (12, BALANCED, False),
+        (9, Mixing(4, False, by_sigmoid=True, num_shared=2), False),
+    ],
 )
 def test_ours_for_cpus(count: int, mixing: Mixing, has_biases: bool, quantization: Quantization, dtype: torch.dtype) -> None:
     """Near the twin where it takes the same experts, and every row bit by bit as it comes out alone."""
     weights = on_cpu(made_weights(9, count, 32, 64, dtype, has_biases=has_biases))
+    if mixing.by_sigmoid:
+        router = weights.router[: count - mixing.num_shared].float()
+        weights = replace(weights, router=router, choice_bias=0.3 * made(4, len(router), dtype=torch.float32).cpu())
     ours = experts_with(weights, mixing, quantization)
     assert ours
     x = made(9, 40, 64, dtype=dtype).cpu() * 8

@@ -7,41 +7,50 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit, prange
+from numpy.typing import NDArray
 
 from eagle_rt.kernels.cpu.gated import gate_rows, in_float32
 from eagle_rt.kernels.cpu.multiply import Weights, multiply, weights_at
 from eagle_rt.kernels.cpu.top_children import find_best, sum_of_powers
 from eagle_rt.kernels.cpu.vectors import LOG2_E, ONE, ZERO, exp2, number_of, stored_as
-from eagle_rt.kernels.experts import Mixing
+from eagle_rt.kernels.experts import LEAST_TOTAL, Mixing
 from eagle_rt.kernels.gate import Gate
+
+LEAST = np.float32(LEAST_TOTAL)
 
 
 class ExpertWeights(NamedTuple):
     """router: to one output an expert, and more that mean nothing. gate_and_up, down: every array with one more axis, the first,
-    for experts. top_k, normalizes, gate: see `kernels.experts.Mixing`."""
+    for experts. choice_bias: [experts], of the type that router logits have, or [0]. The others: see `kernels.experts.Mixing`."""
 
     router: Weights
     gate_and_up: Weights
     down: Weights
+    choice_bias: NDArray
     top_k: int
     normalizes: bool
     gate: Gate
+    by_sigmoid: bool
+    scale: np.float32
+    num_shared: int
 
 
-def expert_weights(router: Weights, gate_and_up: Weights, down: Weights, mixing: Mixing) -> ExpertWeights:
-    return ExpertWeights(router, gate_and_up, down, mixing.top_k, mixing.normalizes, in_float32(mixing.gate))
+def expert_weights(router: Weights, gate_and_up: Weights, down: Weights, choice_bias: NDArray, mixing: Mixing) -> ExpertWeights:
+    own = mixing._replace(gate=in_float32(mixing.gate), scale=np.float32(mixing.scale))  # pyright: ignore[reportArgumentType]
+    return ExpertWeights(router, gate_and_up, down, choice_bias, *own)  # pyright: ignore[reportArgumentType]
 
 
 @njit(cache=True)
 def mix_rows(x: np.ndarray, weights: ExpertWeights, outputs: np.ndarray) -> None:
     """Fills outputs [R, H] with what the experts of every row of x [R, H] add to it. Both are an `array_of`."""
-    num_rows, num_experts, top_k = len(x), len(weights.down.bias), weights.top_k
-    logits = np.empty((num_rows, len(weights.router.bias)), dtype=x.dtype)
+    num_rows, num_experts, num_taken = len(x), len(weights.down.bias), weights.top_k + weights.num_shared
+    logits = np.empty((num_rows, len(weights.router.bias)), dtype=weights.choice_bias.dtype)
     multiply(x, weights.router, logits)
-    experts, shares = np.empty((num_rows, top_k), dtype=np.int64), np.empty((num_rows, top_k), dtype=np.float32)
-    route_rows(logits, num_experts, weights.normalizes, experts, shares)
+    experts, shares = np.empty((num_rows, num_taken), dtype=np.int64), np.empty((num_rows, num_taken), dtype=np.float32)
+    routed, bias = logits[:, : num_experts - weights.num_shared], weights.choice_bias
+    route_rows(routed, bias, weights.by_sigmoid, weights.normalizes, weights.scale, weights.top_k, experts, shares)
     ends, places = grouped(experts, num_experts)
-    inputs = np.empty((num_rows * top_k, x.shape[1]), dtype=x.dtype)
+    inputs = np.empty((num_rows * num_taken, x.shape[1]), dtype=x.dtype)
     copy_rows(x, places, inputs)
     halves = np.empty((len(inputs), weights.gate_and_up.bias.shape[1]), dtype=x.dtype)
     for expert in range(num_experts):
@@ -58,21 +67,62 @@ def mix_rows(x: np.ndarray, weights: ExpertWeights, outputs: np.ndarray) -> None
 
 
 @njit(cache=True, parallel=True)
-def route_rows(logits: np.ndarray, num_experts: int, normalizes: bool, experts: np.ndarray, shares: np.ndarray) -> None:
+def route_rows(
+    logits: np.ndarray,
+    choice_bias: np.ndarray,
+    by_sigmoid: bool,
+    normalizes: bool,
+    scale: np.float32,
+    top_k: int,
+    experts: np.ndarray,
+    shares: np.ndarray,
+) -> None:
     """Fills experts and shares [R, K]: `kernels.experts.route`."""
+    num_routed = logits.shape[1]
     for r in prange(len(logits)):
-        row = logits[r, :num_experts]
-        find_best(row, shares[r], experts[r])
-        highest = shares[r, 0]
-        total = ZERO
-        for k in range(len(shares[r])):
-            shares[r, k] = exp2((shares[r, k] - highest) * LOG2_E)
-            total += shares[r, k]
-        all_powers = sum_of_powers(row, highest, LOG2_E)
-        if not normalizes or all_powers != all_powers:  # no row that has no numbers may get some
-            total = all_powers
-        for k in range(len(shares[r])):
-            shares[r, k] *= ONE / total
+        chosen, counts = experts[r, :top_k], shares[r, :top_k]
+        whole = by_sigmoids(logits[r], choice_bias, counts, chosen) if by_sigmoid else by_parts(logits[r], counts, chosen)
+        total = LEAST
+        for k in range(top_k):
+            total += counts[k]
+        if not normalizes or total != total or whole != whole:  # no row that has no numbers may get some
+            total = whole
+        for k in range(top_k):
+            counts[k] *= scale / total
+        for k in range(top_k, len(shares[r])):
+            experts[r, k], shares[r, k] = num_routed + k - top_k, ONE
+
+
+@njit(cache=True)
+def by_parts(row: np.ndarray, counts: np.ndarray, experts: np.ndarray) -> np.float32:
+    """Fills how likely the likeliest experts of a row are, and which these are; what all are together."""
+    find_best(row, counts, experts)
+    highest = counts[0]
+    for k in range(len(counts)):
+        counts[k] = exp2((counts[k] - highest) * LOG2_E)
+    return sum_of_powers(row, highest, LOG2_E)
+
+
+@njit(cache=True)
+def by_sigmoids(row: np.ndarray, bias: np.ndarray, counts: np.ndarray, experts: np.ndarray) -> np.float32:
+    """The same, each by itself; what a sigmoid is at most, or no number where one has none."""
+    wanted = np.empty(len(row), dtype=np.float32)
+    total = ZERO
+    for place in range(len(row)):
+        wanted[place] = sigmoid(number_of(row[place]))
+        total += wanted[place]
+        if len(bias) > 0:
+            wanted[place] += number_of(bias[place])
+    find_best(wanted, counts, experts)
+    for k in range(len(counts)):
+        counts[k] = sigmoid(number_of(row[experts[k]]))
+    return ONE if total == total else total
+
+
+@njit(cache=True)
+def sigmoid(x: np.float32) -> np.float32:
+    power = exp2(-abs(x) * LOG2_E)
+    return (ONE if x >= ZERO else power) / (ONE + power)
 
 
 @njit(cache=True)

@@ -57,8 +57,12 @@ def _compiled_feed_forward_at(weights, layer):  # numba wants the parameters of 
             weights_at(weights.router, layer),
             weights_at(weights.gate_and_up, layer),
             weights_at(weights.down, layer),
+            weights.choice_bias[layer],
             weights.top_k,
             weights.normalizes,
             weights.gate,
+            weights.by_sigmoid,
+            weights.scale,
+            weights.num_shared,
         )
     return lambda weights, layer: GateWeights(weights_at(weights.gate_and_up, layer), weights_at(weights.down, layer), weights.gate)

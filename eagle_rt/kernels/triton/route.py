@@ -5,17 +5,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eagle_rt.kernels.experts import LEAST_TOTAL, Mixing
 from eagle_rt.kernels.triton.common import NO_KEY, float_key, key_float, padded, take_best
+
+LEAST = tl.constexpr(LEAST_TOTAL)
 
 
 @triton.jit
 def _route(
     logits,  # [R, COUNT]
-    shares,  # [R, TOP_K] float32
-    experts,  # [R, TOP_K] int32
+    choice_bias,  # [COUNT] float32, read if HAS_BIAS
+    shares,  # [R, TOP_K + NUM_SHARED] float32
+    experts,  # [R, TOP_K + NUM_SHARED] int32
     COUNT: tl.constexpr,
     TOP_K: tl.constexpr,
+    NUM_SHARED: tl.constexpr,
     NORMALIZES: tl.constexpr,
+    BY_SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
     TOP_BLOCK: tl.constexpr,
 ):
@@ -23,35 +31,55 @@ def _route(
     ids, places = tl.arange(0, BLOCK), tl.arange(0, TOP_BLOCK)
     is_expert = ids < COUNT
     x = tl.load(logits + row * COUNT + ids, mask=is_expert, other=0.0).to(tl.float32)
-    keys = tl.where(is_expert, float_key(x), NO_KEY)
-    highest = key_float(tl.max(keys, 0))
-    total = tl.sum(tl.where(is_expert, tl.exp(x - highest), 0.0), 0)
-    powers, own_experts = tl.zeros([TOP_BLOCK], tl.float32), tl.zeros([TOP_BLOCK], tl.int32)
+    if BY_SIGMOID:
+        likely, wanted = tl.sigmoid(x), tl.sigmoid(x)
+    else:
+        # By their logits, of which more differ than of their parts of all.
+        highest = key_float(tl.max(tl.where(is_expert, float_key(x), NO_KEY), 0))
+        likely, wanted = tl.exp(x - highest), x
+    if HAS_BIAS:
+        wanted += tl.load(choice_bias + ids, mask=is_expert, other=0.0)
+    keys = tl.where(is_expert, float_key(wanted), NO_KEY)
+    # Of those that are shared, too, the places behind those that are chosen.
+    counts, own_experts = tl.full([TOP_BLOCK], 1.0, tl.float32), COUNT + places - TOP_K
     for k in tl.static_range(TOP_K):
-        key, best = take_best(keys, ids)
+        _, best = take_best(keys, ids)
         keys = tl.where(ids == best, NO_KEY, keys)
-        powers = tl.where(places == k, tl.exp(key_float(key) - highest), powers)
+        counts = tl.where(places == k, tl.sum(tl.where(ids == best, likely, 0.0), 0), counts)
         own_experts = tl.where(places == k, best, own_experts)
+    is_chosen = places < TOP_K
+    all_likely = tl.sum(tl.where(is_expert, likely, 0.0), 0)
     if NORMALIZES:
-        total = tl.where(total == total, tl.sum(powers, 0), total)  # no row that has no numbers may get some
-    is_wanted = places < TOP_K
-    tl.store(shares + row * TOP_K + places, powers / total, mask=is_wanted)
-    tl.store(experts + row * TOP_K + places, own_experts, mask=is_wanted)
+        # No row that has no numbers may get some.
+        total = tl.where(all_likely == all_likely, tl.sum(tl.where(is_chosen, counts, 0.0), 0) + LEAST, all_likely)
+    elif BY_SIGMOID:
+        total = tl.where(all_likely == all_likely, 1.0, all_likely)
+    else:
+        total = all_likely
+    counts = tl.where(is_chosen, counts / total * SCALE, counts)
+    is_taken = places < TOP_K + NUM_SHARED
+    tl.store(shares + row * (TOP_K + NUM_SHARED) + places, counts, mask=is_taken)
+    tl.store(experts + row * (TOP_K + NUM_SHARED) + places, own_experts, mask=is_taken)
 
 
-def route(logits: Tensor, top_k: int, normalizes: bool) -> tuple[Tensor, Tensor]:
-    """(shares [R, top_k] float32, experts [R, top_k] int32) of router logits [R, experts]."""
+def route(logits: Tensor, mixing: Mixing, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(shares float32, experts int32), both [R, num_taken], of router logits [R, experts]."""
     num_rows, count = logits.shape
-    shares = logits.new_empty(num_rows, top_k, dtype=torch.float32)
-    experts = logits.new_empty(num_rows, top_k, dtype=torch.int32)
+    shares = logits.new_empty(num_rows, mixing.num_taken, dtype=torch.float32)
+    experts = torch.empty_like(shares, dtype=torch.int32)
     _route[(num_rows,)](
         logits.contiguous(),
+        shares if choice_bias is None else choice_bias,
         shares,
         experts,
         COUNT=count,
-        TOP_K=top_k,
-        NORMALIZES=normalizes,
+        TOP_K=mixing.top_k,
+        NUM_SHARED=mixing.num_shared,
+        NORMALIZES=mixing.normalizes,
+        BY_SIGMOID=mixing.by_sigmoid,
+        HAS_BIAS=choice_bias is not None,
+        SCALE=mixing.scale,
         BLOCK=padded(count),
-        TOP_BLOCK=padded(top_k),
+        TOP_BLOCK=padded(mixing.num_taken),
     )
     return shares, experts
