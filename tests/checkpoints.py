@@ -82,12 +82,12 @@ GEMMA3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     },
 }
-# Of heads' numbers half are turned; two experts are shared.
+# Of a head's numbers half are turned.
 GLM4_EXPERTS = {
     "head_dim": 32,
     "n_routed_experts": 12,
     "num_experts_per_tok": 3,
-    "n_shared_experts": 2,
+    "n_shared_experts": 1,
     "moe_intermediate_size": 32,
     "routed_scaling_factor": 1.5,
     "attention_bias": True,
@@ -149,9 +149,8 @@ def family_config(name: str, **overrides):
 # Models that see, too.
 SEEING = ("mistral3", "gemma3-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe")
 WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "glm4-moe")
-# Qwen3-MoE's weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses
-# between those.
-NO_NEAR_TIES = 3
+# Weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses between those.
+NO_NEAR_TIES = {"qwen3-moe": 3, "qwen3-moe-mixed": 3, "glm4-moe": 4}
 FAMILIES = (
     "llama",
     "llama-tied",
@@ -218,8 +217,8 @@ def byte_tokenizer(more_special: tuple[str, ...] = ()) -> PreTrainedTokenizerFas
 
 def write_target(directory: Path, name: str = "llama", max_shard_size: str = "5GB", **overrides) -> Path:
     """A target checkpoint with a tokenizer, as transformers writes it."""
-    seed = NO_NEAR_TIES if name.startswith("qwen3-moe") else 0
-    random_model(family_config(name, **overrides), seed).save_pretrained(directory, max_shard_size=max_shard_size)
+    model = random_model(family_config(name, **overrides), NO_NEAR_TIES.get(name, 0))
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
     byte_tokenizer().save_pretrained(directory)
     if name == "qwen3-vl-moe":  # of which published files have inputs first, unlike what transformers 5 writes
         tensors = load_file(directory / "model.safetensors")

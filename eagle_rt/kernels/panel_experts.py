@@ -5,7 +5,6 @@ from itertools import takewhile
 from typing import cast
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -33,13 +32,6 @@ def product_stack(weights: Tensor, biases: Tensor | None, quantization: str) -> 
     return ProductStack((RowProduct(weight, bias) for weight, bias in pairs), len(pairs))
 
 
-def choice_bias_for(bias: Tensor | None, mixing: Mixing, dtype: torch.dtype) -> NDArray:
-    """[experts] or [0], of the type in which `mix_rows` makes router logits."""
-    if mixing.by_sigmoid:
-        return (torch.empty(0) if bias is None else bias).numpy()
-    return array_of(torch.empty(0, dtype=dtype))
-
-
 class PanelExperts:
     """`kernels.experts` in one function, from weights laid out for it. A row comes out the same whatever else is in x.
 
@@ -52,7 +44,8 @@ class PanelExperts:
         self.router = RowProduct(functional.pad(router, (0, 0, 0, more)), bias)
         stacks = (weights.gate_and_up, weights.gate_and_up_bias), (weights.down, weights.down_bias)
         self.gate_and_up, self.down = (product_stack(own, biases, quantization) for own, biases in stacks)
-        self.mixing, self.choice_bias = mixing, choice_bias_for(weights.choice_bias, mixing, router.dtype)
+        bias = weights.choice_bias
+        self.mixing, self.choice_bias = mixing, (torch.empty(0) if bias is None else bias).numpy()
         self(torch.zeros(1, router.shape[1], dtype=router.dtype))  # compiled now rather than in the first pass
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ kernels are launched as they are compiled."""
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from captured import SETTINGS, make_captured
 from engines import Tree, random_prompts, run
-from kernels.test_triton_compiles import KERNELS
+from kernels.launches import CALLS
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
@@ -111,13 +112,21 @@ def test_kernels_are_launched_with_the_types_that_they_are_compiled_for(
 ) -> None:
     """The interpreter takes any types, a compiler does not: whole numbers among the settings once became tensors of them."""
     launched: dict[str, list[list[str]]] = {}
+    compiled: dict[str, list[list[str]]] = {}
     original = GridExecutor.__call__
 
+    def note(kernels: dict[str, list[list[str]]], kernel: GridExecutor, args: tuple[Any, ...]) -> None:
+        kinds = ["float" if arg.is_floating_point() else str(arg.dtype) for arg in args if isinstance(arg, Tensor)]
+        kernels.setdefault(kernel.fn.__name__, []).append(kinds)
+
     def launch(self: GridExecutor, *args: Any, **kwargs: Any) -> None:
-        kinds = [kind_of(str(arg.dtype).removeprefix("torch.")) for arg in args if isinstance(arg, Tensor)]
-        launched.setdefault(self.fn.__name__, []).append(kinds)
+        note(launched, self, args)
         original(self, *args, **kwargs)
 
+    monkeypatch.setattr(GridExecutor, "__call__", lambda self, *args, **kwargs: note(compiled, self, args))
+    for call in chain(*CALLS.values()):
+        call()
+    monkeypatch.setattr(GridExecutor, "__call__", original)
     monkeypatch.setattr(dispatch, "prefers_triton", lambda x: True)
     monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
     monkeypatch.setattr(layers, "product_with", lambda weight, bias, quantization: None)
@@ -125,15 +134,6 @@ def test_kernels_are_launched_with_the_types_that_they_are_compiled_for(
     monkeypatch.setattr(GridExecutor, "__call__", launch)
     sampling = replace(SETTINGS[0], temperature=1, top_k=3, top_p=1, min_p=0, frequency_penalty=1, max_new_tokens=3)
     run(core, random_prompts(1, longest=9), [sampling])
-    compiled: dict[str, list[list[str]]] = {}
-    for _, name, types, _ in KERNELS:
-        compiled.setdefault(name, []).append([kind_of(own) for own in types.split() if own.startswith("*")])
     assert {"_attend", "_top_of_split", "_penalize", "_best_of_split", "_thresholds", "_move", "_embed"} <= set(launched)
     for name, found in launched.items():
         assert [kinds for kinds in found if kinds not in compiled[name]] == [], f"{name} is compiled for {compiled[name]}"
-
-
-def kind_of(dtype: str) -> str:
-    """Of a pointer, in torch's or Triton's words; which floats depends on the model."""
-    words = {"int64": "i64", "int32": "i32", "uint8": "u8"} | dict.fromkeys(("float32", "fp32", "bf16", "fp16"), "float")
-    return words.get(dtype.lstrip("*"), dtype.lstrip("*"))

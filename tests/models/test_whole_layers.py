@@ -17,6 +17,7 @@ from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.reading import text_batch, text_pool
 
 MIXED = "qwen3-moe-mixed"  # layers with experts and without are not alike, and so not one function
+OVERRIDES = {"glm4-moe": {"first_k_dense_replace": 0}}  # as they are here
 TOKENS = torch.randint(6, checkpoints.VOCAB_SIZE, (30,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
@@ -34,7 +35,7 @@ def in_parts(target: Decoder) -> Decoder:
 
 
 def whole_target(directory: Path, name: str, dtype: torch.dtype) -> Decoder:
-    checkpoints.write_target(directory, name)
+    checkpoints.write_target(directory, name, **OVERRIDES.get(name, {}))
     target = load_target(directory, dtype=dtype)
     if not takes_own_kernel(target.embedding):
         pytest.skip("other products serve on this processor")
@@ -61,7 +62,7 @@ def test_every_family(tmp_path: Path, name: str, dtype: torch.dtype, monkeypatch
         assert not torch.equal(own, other), "the same numbers to the last bit would have come of the same code"
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3-moe", MIXED])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3-moe", "glm4-moe", MIXED])
 def test_a_text_comes_out_the_same_whatever_else_is_read(tmp_path: Path, name: str) -> None:
     """Bit by bit, in half precision too: so a tree changes no token."""
     target = whole_target(tmp_path, name, torch.bfloat16)
@@ -76,4 +77,5 @@ def test_a_layer_is_compiled_once_for_each_precision(tmp_path: Path) -> None:
             logits_and_cache(whole_target(tmp_path / name, name, dtype), [TOKENS])
     kinds_of_weights = 4  # as they are, and, where such have been read, of eight bits; with experts and without
     assert len(layer.signatures) <= 2 * kinds_of_weights, layer.signatures
-    assert len(product.signatures) <= 2, product.signatures
+    # In either precision, and of half precision in float32 for routers.
+    assert len(product.signatures) <= 3, product.signatures

@@ -21,12 +21,12 @@ LEAST = np.float32(LEAST_TOTAL)
 
 class ExpertWeights(NamedTuple):
     """router: to one output an expert, and more that mean nothing. gate_and_up, down: every array with one more axis, the first,
-    for experts. choice_bias: [experts], of the type that router logits have, or [0]. The others: see `kernels.experts.Mixing`."""
+    for experts. choice_bias: [experts] or [0]. The others: see `kernels.experts.Mixing`."""
 
     router: Weights
     gate_and_up: Weights
     down: Weights
-    choice_bias: NDArray
+    choice_bias: NDArray[np.float32]
     top_k: int
     normalizes: bool
     gate: Gate
@@ -35,7 +35,9 @@ class ExpertWeights(NamedTuple):
     num_shared: int
 
 
-def expert_weights(router: Weights, gate_and_up: Weights, down: Weights, choice_bias: NDArray, mixing: Mixing) -> ExpertWeights:
+def expert_weights(
+    router: Weights, gate_and_up: Weights, down: Weights, choice_bias: NDArray[np.float32], mixing: Mixing
+) -> ExpertWeights:
     own = mixing._replace(gate=in_float32(mixing.gate), scale=np.float32(mixing.scale))  # pyright: ignore[reportArgumentType]
     return ExpertWeights(router, gate_and_up, down, choice_bias, *own)  # pyright: ignore[reportArgumentType]
 
@@ -44,7 +46,7 @@ def expert_weights(router: Weights, gate_and_up: Weights, down: Weights, choice_
 def mix_rows(x: np.ndarray, weights: ExpertWeights, outputs: np.ndarray) -> None:
     """Fills outputs [R, H] with what the experts of every row of x [R, H] add to it. Both are an `array_of`."""
     num_rows, num_experts, num_taken = len(x), len(weights.down.bias), weights.top_k + weights.num_shared
-    logits = np.empty((num_rows, len(weights.router.bias)), dtype=weights.choice_bias.dtype)
+    logits = np.empty((num_rows, len(weights.router.bias)), dtype=np.float32)
     multiply(x, weights.router, logits)
     experts, shares = np.empty((num_rows, num_taken), dtype=np.int64), np.empty((num_rows, num_taken), dtype=np.float32)
     routed, bias = logits[:, : num_experts - weights.num_shared], weights.choice_bias
@@ -109,13 +111,13 @@ def by_sigmoids(row: np.ndarray, bias: np.ndarray, counts: np.ndarray, experts: 
     wanted = np.empty(len(row), dtype=np.float32)
     total = ZERO
     for place in range(len(row)):
-        wanted[place] = sigmoid(number_of(row[place]))
+        wanted[place] = sigmoid(row[place])
         total += wanted[place]
         if len(bias) > 0:
-            wanted[place] += number_of(bias[place])
+            wanted[place] += bias[place]
     find_best(wanted, counts, experts)
     for k in range(len(counts)):
-        counts[k] = sigmoid(number_of(row[experts[k]]))
+        counts[k] = sigmoid(row[experts[k]])  # pyright: ignore[reportArgumentType]
     return ONE if total == total else total
 
 
