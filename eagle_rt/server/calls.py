@@ -51,11 +51,11 @@ class CallFormat:
     opens: str
     closes: str
     key: str
-    style: Literal["json", "qwen_xml"] = "json"
+    style: Literal["json", "qwen_xml", "glm_xml"] = "json"
     inner: tuple[str, str] | None = None
 
 
-# Hermes', which Qwen 2.5 and 3 and MiMo have learned, Qwen3-Coder's, and Llama 3's.
+# Hermes', which Qwen 2.5 and 3 and MiMo have learned, Qwen3-Coder's, GLM-4.5's, and Llama 3's.
 TAGGED = CallFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "<tool_call>", "</tool_call>", "arguments")
 PARAMETERS = CallFormat(
     "<tool_call>\n<function=",
@@ -67,7 +67,14 @@ PARAMETERS = CallFormat(
     "qwen_xml",
     ("<function=", "</function>"),
 )
+PAIRS = CallFormat("<tool_call>", "", "</tool_call>", "<tool_call>", "</tool_call>", "arguments", "glm_xml")
 BARE = CallFormat('{"name": "', '", "parameters": ', "}", "{", "", "parameters")
+
+# Where parameters have tags of their own: a name and what belongs to it, and of that each parameter and its value.
+TAGS = {
+    "qwen_xml": (r"\s*<function=([^>\n]+)>(.*?)</function>\s*", r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>"),
+    "glm_xml": (r"\s*([^\s<]+)(.*)", r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>"),
+}
 
 # gpt-oss', whose calls are messages of their own, see `harmony`; such a message ends a reply.
 MESSAGES = CallFormat(
@@ -86,6 +93,8 @@ def call_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat:
         return MESSAGES
     if "<tool_call>" in template and "<function=" in template and "<parameter=" in template:
         return PARAMETERS
+    if "<tool_call>" in template and "<arg_key>" in template:
+        return PAIRS
     if "<tool_call>" in template and "arguments" in template and "<function=" not in template:
         return TAGGED
     if '"parameters"' in template and "tools" in template:
@@ -180,7 +189,8 @@ class CallReader:
         return ("" if calls else content), calls
 
     def _call_in(self, text: str) -> Call | None:
-        return self._call(decoded(text) if self._form.style == "json" else parameters_in(text, self._functions))
+        style = self._form.style
+        return self._call(decoded(text) if style == "json" else parameters_in(text, *TAGS[style], self._functions))
 
     def _call(self, found: Any) -> Call | None:
         """None if what is written there is none."""
@@ -198,13 +208,13 @@ def decoded(text: str) -> Any:
         return None
 
 
-def parameters_in(text: str, functions: Functions) -> dict[str, Any] | None:
-    """The object that a call with a tag for each parameter stands for; None if it is none."""
-    called = re.fullmatch(r"\s*<function=([^>\n]+)>(.*?)</function>\s*", text, re.DOTALL)
+def parameters_in(text: str, call_pattern: str, tag_pattern: str, functions: Functions) -> dict[str, Any] | None:
+    """The object that a call with tags for each parameter stands for; None if it is none. The patterns: see TAGS."""
+    called = re.fullmatch(call_pattern, text, re.DOTALL)
     if not called:
         return None
     name, inside = called[1], called[2]
-    tag = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+    tag = re.compile(tag_pattern, re.DOTALL)
     if tag.sub("", inside).strip():
         return None
     schemas = functions.get(name, {}).get("properties")

@@ -1,6 +1,7 @@
 """Calls in replies are found however the text comes."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from checkpoints import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_rt.server.calls import BARE, PARAMETERS, TAGGED, CallFormat, CallReader, Functions, call_format
+from eagle_rt.server.calls import BARE, PAIRS, PARAMETERS, TAGGED, CallFormat, CallReader, Functions, call_format
 
 FUNCTIONS: Functions = {"look_up": {}, "add": {}}
 
@@ -88,6 +89,15 @@ def in_tags(name: str, arguments: dict[str, Any]) -> str:
     return text.rstrip("\n") + PARAMETERS.end
 
 
+def in_pairs(name: str, arguments: dict[str, Any], between: str = "\n") -> str:
+    """A call as GLM's templates write one: texts as they are, all else in JSON; those of later models without new lines."""
+    parts = [PAIRS.begin + name]
+    for key, value in arguments.items():
+        parts += [f"<arg_key>{key}</arg_key>"]
+        parts += [f"<arg_value>{value if isinstance(value, str) else json.dumps(value)}</arg_value>"]
+    return between.join([*parts, PAIRS.end])
+
+
 SCHEMAS = {"text": "string", "whole": "integer", "number": "number", "flag": "boolean", "object": "object", "list": "array"}
 TYPED: Functions = {"add": {"properties": {name: {"type": kind} for name, kind in SCHEMAS.items()}}, "look_up": {}}
 VALUES = {
@@ -106,8 +116,9 @@ VALUES = {
 def test_parameters_in_tags_have_the_types_of_their_schemas(data: st.DataObject) -> None:
     named = st.fixed_dictionaries({}, optional=VALUES)
     calls = data.draw(st.lists(st.tuples(st.just("add"), named), max_size=3))
-    text = "Yes. ".join(["", *(in_tags(*call) for call in calls), ""])
-    assert read(PARAMETERS, cut(data, text), TYPED) == ("Yes. " * (len(calls) + 1), calls)
+    form, written = data.draw(st.sampled_from([(PARAMETERS, in_tags), (PAIRS, in_pairs), (PAIRS, partial(in_pairs, between=""))]))
+    text = "Yes. ".join(["", *(written(*call) for call in calls), ""])
+    assert read(form, cut(data, text), TYPED) == ("Yes. " * (len(calls) + 1), calls)
 
 
 def without_outer_marks(call: str, *, is_closed: bool) -> str:
@@ -180,6 +191,21 @@ def test_what_is_no_call_in_tags_stays_text(text: str) -> None:
     assert read(PARAMETERS, [text], {"add": {"properties": None}}) == (text, [])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call></tool_call>",
+        in_pairs("unknown", {}),
+        in_pairs("add", {"x": 1}).replace("</arg_key>", ""),
+        in_pairs("add", {"x": 1}).replace("</arg_value>", ""),
+        in_pairs("add", {"x": 1}).replace("<arg_key>x</arg_key>", "x is"),
+        in_pairs("add", {"x": 1})[:-20],
+    ],
+)
+def test_what_is_no_call_in_pairs_stays_text(text: str) -> None:
+    assert read(PAIRS, [text]) == (text, [])
+
+
 def test_what_is_nested_too_deeply_is_no_call() -> None:
     deep = '{"x": ' + "[" * 5000
     for form, text in (
@@ -197,6 +223,7 @@ def test_formats_are_told_by_templates() -> None:
         ('{% if tools %}Respond as {"name": name, "parameters": dictionary}{% endif %}', BARE),
         ("{% if tools %}<tool_call>{'name': name, 'arguments': {}}</tool_call>{% endif %}", TAGGED),
         ("{% if tools %}<tool_call>\n<function=name>\n<parameter=a>\n{{ arguments }}\n</parameter>{% endif %}", PARAMETERS),
+        ("{% if tools %}<tool_call>name\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>{% endif %}", PAIRS),
     ):
         tokenizer.chat_template = template
         assert call_format(tokenizer) is form

@@ -89,6 +89,17 @@ def test_calls_in_tags_that_must_be_made() -> None:
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [("look_up", {"city": "Rome"}), ("add", {"x": 1})]
 
 
+def test_calls_in_pairs_that_must_be_made() -> None:
+    tools = tools_that_must_be_called("{{ tools }}<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>")
+    rome = "<tool_call>look_up\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>"
+    total = "<tool_call>add<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>"
+    check_matches(
+        tools.structural_tag, [rome, total, f"{rome}\n{total}"], ["", "No.", rome.replace("city", "town"), f"Yes. {rome}"]
+    )
+    calls = tools.reader().read(rome + total, is_last=True)[1]
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("look_up", {"city": "Rome"}), ("add", {"x": 1})]
+
+
 def test_dialogues_with_calls() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"city": "Rome"}'}}
     messages = [
