@@ -199,7 +199,7 @@ def load_draft_head(config: EngineConfig, info: ModelInfo, target: Decoder, dtyp
     folder = head_dir(config)
     if folder is not None:
         head, unused = load_head(folder, target, algorithm, dtype, config.device)
-    elif has_mtp_layer(info.directory):
+    elif has_mtp_layer(info.directory, target.spec):
         head, unused = load_mtp_head(info.directory, target, dtype, config.device)
     else:
         raise ValueError(

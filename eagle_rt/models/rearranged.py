@@ -3,6 +3,7 @@ in which only the first numbers of a head may be turned, Qwen3-VL's, whose exper
 say by how much weights of norms are more than one; and names of tensors."""
 
 import re
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -36,6 +37,13 @@ class RearrangedCheckpoint(Checkpoint):
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors or (fused_name(name) or name) in self._tensors
+
+    @property
+    def model_dir(self) -> Path:
+        return self._tensors.model_dir
+
+    def skip(self, name: str) -> None:
+        self._tensors.skip(name)
 
     def take_raw(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._tensors.take_raw(name, shape)

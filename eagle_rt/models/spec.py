@@ -39,6 +39,7 @@ READING_PARTS = {
     "Qwen3VLMoeForConditionalGeneration": ("Qwen3MoeForCausalLM", "qwen3_vl_moe_text"),
 }
 GEMMAS = "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
+GLMS = ("Glm4MoeForCausalLM",)
 # What published configs leave out: transformers' defaults.
 LEFT_OUT = {
     "Gemma3ForCausalLM": {

@@ -15,15 +15,25 @@ SETTINGS = {
     "greedy": [SamplingParams(temperature=0, max_new_tokens=24)] * 8,
     "seeded": [SamplingParams(temperature=1.0, top_p=0.9, seed=index, max_new_tokens=24) for index in range(8)],
 }
-KINDS = ["eagle-llama3", "eagle-vicuna", "eagle-qwen2", *head_layouts.EAGLE3_LAYOUTS, "mtp", "eagle-mapped", "eagle3-mapped"]
+KINDS = [
+    "eagle-llama3",
+    "eagle-vicuna",
+    "eagle-qwen2",
+    *head_layouts.EAGLE3_LAYOUTS,
+    "mtp",
+    "mtp-glm",
+    "eagle-mapped",
+    "eagle3-mapped",
+]
 RUNS = [(1, (1, 1, 2), "none"), (1, (4, 3, 12), "none"), (8, (4, 3, 12), "none"), (8, (4, 3, 12), "int8")]
 
 
 def pair(kind: str, target_dir: Path, tmp_path: Path) -> tuple[Path, Path | None, dict[str, Any]]:
     """(target, head, options) of one kind."""
-    if kind == "mtp":
+    if kind in ("mtp", "mtp-glm"):
         own = {"speculative_algorithm": "NEXTN", "speculative_draft_model_path": None}
-        return head_layouts.write_mimo(tmp_path / "mimo").directory, None, own
+        write = head_layouts.write_mimo if kind == "mtp" else head_layouts.write_glm
+        return write(tmp_path / kind).directory, None, own
     name = {"eagle-mapped": "eagle-llama3", "eagle3-mapped": "eagle3-yuhuili"}.get(kind, kind)
     options: dict[str, Any] = {"speculative_algorithm": "EAGLE" if name in head_layouts.EAGLE_LAYOUTS else "EAGLE3"}
     if kind.endswith("mapped"):

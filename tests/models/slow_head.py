@@ -5,6 +5,7 @@ under the names that each publisher uses.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -31,7 +32,8 @@ class LayerParts:
 
 @dataclass
 class HeadParts:
-    """fc projects [embedding; hidden] in an EAGLE or MTP head, and the target's features in an EAGLE-3 head (None: not at all)."""
+    """fc projects [embedding; hidden] in an EAGLE or MTP head, and the target's features in an EAGLE-3 head (None: not at all).
+    whole_layer: what an only layer of another form makes of [T, H]."""
 
     kind: str
     embedding: Tensor
@@ -52,6 +54,7 @@ class HeadParts:
     first_row_has_no_token: bool = False
     rope_theta: float = 10000.0
     llama3_scaling: dict[str, float] | None = None
+    whole_layer: Callable[[Tensor], Tensor] | None = None
     eps: float = 1e-5
 
 
@@ -139,7 +142,10 @@ class SlowHead:
         else:
             assert parts.fc is not None
             x = plus(both @ parts.fc.T, parts.fc_bias)
-            x = run_layer(parts.layers[0], x, normed(x, parts.layers[0].input_norm, parts.eps), parts)
+            if parts.whole_layer:
+                x = parts.whole_layer(x)
+            else:
+                x = run_layer(parts.layers[0], x, normed(x, parts.layers[0].input_norm, parts.eps), parts)
         for layer in parts.layers[1:]:
             x = run_layer(layer, x, normed(x, layer.input_norm, parts.eps), parts)
         return normed(x, parts.final_norm, parts.eps) if parts.recursion_is_normed else x

@@ -31,6 +31,11 @@ TEXT = random_prompts(1, seed=5, longest=40)[0] + [7, 8, 9]
 
 
 @pytest.fixture(scope="session")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return head_layouts.write_glm(tmp_path_factory.mktemp("glm"))
+
+
+@pytest.fixture(scope="session")
 def mimo(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return head_layouts.write_mimo(tmp_path_factory.mktemp("mimo"))
 
@@ -93,6 +98,12 @@ def test_logits_of_a_targets_own_layer(mimo: Written) -> None:
     check_logits(head, mimo.slow, mimo.directory, mimo.feature_layers)
 
 
+def test_logits_of_a_layer_with_experts(glm: Written) -> None:
+    head, unused = load_mtp_head(glm.directory, load_target(glm.directory), torch.float32, "cpu")
+    assert unused == []
+    check_logits(head, glm.slow, glm.directory, glm.feature_layers)
+
+
 @torch.inference_mode()
 def check_trees(written: Written, target_dir: Path, tree_shape: tuple[int, int, int], count: int, **options: Any) -> None:
     """By both drafters, the one with fixed shapes and the one that the host decides for; some contexts straight after the prompt,
@@ -142,9 +153,10 @@ def test_trees_of_every_layout(written: dict[str, Written], target_dir: Path, na
     check_trees(written[name], target_dir, (5, 4, 16), 3, speculative_algorithm=algorithm(name))
 
 
-def test_trees_of_a_targets_own_layer(mimo: Written) -> None:
+def test_trees_of_a_targets_own_layer(mimo: Written, glm: Written) -> None:
     own = {"speculative_algorithm": "NEXTN", "speculative_draft_model_path": None}
-    check_trees(mimo, mimo.directory, (5, 4, 16), 3, **own)
+    for written in (mimo, glm):
+        check_trees(written, written.directory, (5, 4, 16), 3, **own)
 
 
 # A variant's flag, told wrongly: the layout it belongs to, and the fields of its config.json.

@@ -73,7 +73,8 @@ class Head(CompilableLayers, ABC):
             )
         self._embedding = target.embedding if own_embedding is None else own_embedding
         self._blocks = [
-            Block(checkpoint, f"layers.{index}", shape, size if index else first_input_size) for index in range(spec.num_layers)
+            Block(checkpoint, f"layers.{index}", shape, size if index else first_input_size, experts=spec.experts)
+            for index in range(spec.num_layers)
         ]
         self._later_norms = [
             norm(checkpoint, later_norm_name(checkpoint, index, spec.later_norm), size, eps) for index in range(1, spec.num_layers)

@@ -14,8 +14,8 @@ class EagleHead(Head):
     """x = fc([embedding; hidden]); r = x + attention(x); o = r + feed_forward(norm(r)); the target's output layer reads o.
 
     (Li et al., "EAGLE", 2024.) o foresees the target's final hidden state, and the next pass takes it as such. Where the
-    checkpoint holds norms for the embedding, the hidden state, the layer's input or its output, they are applied: MiMo's MTP
-    layer has all four, and the hidden state first.
+    checkpoint holds norms for the embedding, the hidden state, the layer's input or its output, they are applied: MiMo's and
+    GLM's MTP layers have all four, and MiMo's the hidden state first.
     """
 
     def __init__(self, checkpoint: Checkpoint, spec: HeadSpec, target: Decoder) -> None:

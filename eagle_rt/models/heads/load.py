@@ -11,10 +11,10 @@ from eagle_rt.models.heads.eagle import EagleHead
 from eagle_rt.models.heads.eagle3 import Eagle3Head
 from eagle_rt.models.heads.spec import head_spec, mtp_spec
 from eagle_rt.models.quantized import open_checkpoint
-from eagle_rt.models.spec import read_config
+from eagle_rt.models.rearranged import RearrangedCheckpoint
+from eagle_rt.models.spec import GLMS, ModelSpec, read_config
 from eagle_rt.models.weights import Checkpoint, tensor_files
 
-MTP_PREFIX = "model.mtp_layers.0."
 # Published names, by regular expression, and what they are called here.
 HEAD_NAMES = {
     r"^model\.": "",
@@ -24,12 +24,14 @@ HEAD_NAMES = {
     r"^aux_norm_high\.": "fc_norm.2.",
     r"^draft_id_to_target_id$": "d2t",
 }
+# MiMo's and GLM's, behind a prefix. Those of copies of the target's embeddings and output layer become none.
 MTP_NAMES = {
     r"^token_layernorm\.": "enorm.",
     r"^hidden_layernorm\.": "hnorm.",
-    r"^input_proj\.": "fc.",
-    r"^final_layernorm\.": "norm.",
+    r"^(input|eh)_proj\.": "fc.",
+    r"^(final_layernorm|shared_head\.norm)\.": "norm.",
     r"^(self_attn|mlp|input_layernorm|post_attention_layernorm)\.": r"layers.0.\1.",
+    r"^(embed_tokens|shared_head\.head)\..*": "",
 }
 
 
@@ -39,14 +41,20 @@ def head_name(stored: str) -> str:
     return stored
 
 
-def mtp_name(stored: str) -> str | None:
+def mtp_prefix(target: ModelSpec) -> str:
+    """Of the tensors of its layer for multi-token prediction, which GLM counts behind the others."""
+    return f"model.layers.{target.num_layers}." if target.architecture in GLMS else "model.mtp_layers.0."
+
+
+def mtp_name(stored: str, target: ModelSpec) -> str | None:
     """None for tensors that are the target's own."""
-    if not stored.startswith(MTP_PREFIX):
+    prefix = mtp_prefix(target)
+    if not stored.startswith(prefix):
         return None
-    name = stored.removeprefix(MTP_PREFIX)
+    name = stored.removeprefix(prefix)
     for pattern, ours in MTP_NAMES.items():
         name = re.sub(pattern, ours, name)
-    return name
+    return name or None
 
 
 def head_kind(checkpoint: Checkpoint) -> str:
@@ -83,15 +91,16 @@ def load_head(head_dir: Path, target: Decoder, algorithm: str, dtype: torch.dtyp
     return head, unused
 
 
-def has_mtp_layer(target_dir: Path) -> bool:
-    return any(name.startswith(MTP_PREFIX) for name in tensor_files(target_dir))
+def has_mtp_layer(target_dir: Path, target: ModelSpec) -> bool:
+    return any(name.startswith(mtp_prefix(target)) for name in tensor_files(target_dir))
 
 
 def load_mtp_head(target_dir: Path, target: Decoder, dtype: torch.dtype, device: str) -> tuple[Head, list[str]]:
     """Read the multi-token-prediction layer that a target's own checkpoint holds."""
-    checkpoint = open_checkpoint(target_dir, target.spec.storage, dtype, device, "MTP layer", mtp_name)
+    spec = target.spec
+    checkpoint = open_checkpoint(target_dir, spec.storage, dtype, device, "MTP layer", lambda name: mtp_name(name, spec))
     try:
-        head = EagleHead(checkpoint, mtp_spec(target.spec), target)
+        head = EagleHead(RearrangedCheckpoint(checkpoint, spec), mtp_spec(spec), target)
     finally:
         unused = checkpoint.finish()
     head.join_layers()

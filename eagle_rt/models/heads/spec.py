@@ -5,7 +5,7 @@ from typing import Any
 
 from eagle_rt.models.decoder import FINAL_NORM
 from eagle_rt.models.rope import RopeSpec, rope_from_config
-from eagle_rt.models.spec import LayerShape, ModelSpec, layer_shape
+from eagle_rt.models.spec import GLMS, ExpertShape, LayerShape, ModelSpec, layer_shape
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class HeadSpec:
     before the hidden state where both are put side by side. norm_before_residual: an EAGLE-3 head adds to the normed hidden
     state, not to the one before. norm_output: the state that the next pass takes is normed. zero_first_embedding: the row at
     position 0 has no token. later_norm: the name of the norm before the attention of layers after the first.
-    tie_word_embeddings: where there is no output layer, the head's own embeddings are it.
+    tie_word_embeddings: where there is no output layer, the head's own embeddings are it. experts: those of its layers, if any.
     """
 
     kind: str
@@ -33,6 +33,7 @@ class HeadSpec:
     zero_first_embedding: bool = False
     later_norm: str = "input_layernorm"
     tie_word_embeddings: bool = False
+    experts: ExpertShape | None = None
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, ...]:
@@ -128,7 +129,9 @@ def feature_layers(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
 
 
 def mtp_spec(target: ModelSpec) -> HeadSpec:
-    """The multi-token-prediction layer in a MiMo target's own checkpoint: a decoder layer of the target's shape."""
+    """The multi-token-prediction layer in a MiMo or GLM target's own checkpoint: a decoder layer of the target's last one's
+    shape."""
+    is_mimo = target.architecture not in GLMS
     return HeadSpec(
         kind="MTP",
         shape=target.shape,
@@ -137,7 +140,8 @@ def mtp_spec(target: ModelSpec) -> HeadSpec:
         context_length=target.max_position_embeddings,
         draft_vocab_size=target.vocab_size,
         feature_layers=(FINAL_NORM,),
-        embedding_first=False,
+        embedding_first=not is_mimo,
         norm_output=True,
-        zero_first_embedding=True,
+        zero_first_embedding=is_mimo,
+        experts=target.experts[-1],
     )
