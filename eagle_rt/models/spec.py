@@ -55,7 +55,8 @@ LEFT_OUT = {
         "query_pre_attn_scalar": 256,
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
-    }
+    },
+    "Glm4MoeForCausalLM": {"norm_topk_prob": True, "partial_rotary_factor": 0.5},
 }
 GATES = {"silu": SWIGLU, "gelu_pytorch_tanh": GEGLU}
 # What would make other models of these, were it set.
@@ -202,7 +203,7 @@ def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
     count = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
     if not count:
         return (None,) * num_layers
-    if config.get("n_group", 1) > 1:
+    if (config.get("n_group") or 1) > 1:
         raise ValueError(f"experts in {config['n_group']} groups (n_group in config.json) are not supported")
     size = config.get("moe_intermediate_size")
     normalizes = config.get("norm_topk_prob", False) or config.get("model_type") == "qwen3_vl_moe_text"

@@ -60,6 +60,20 @@ def test_all_in_one_config(tmp_path: Path) -> None:
         load_target(tmp_path)
 
 
+def test_shared_experts_that_are_several(tmp_path: Path) -> None:
+    """And what GLM's published configs say, and what they may leave out."""
+    assert_equals_transformers(checkpoints.write_target(tmp_path, "glm4-moe", n_shared_experts=2, first_k_dense_replace=2))
+    expected = text_logits(load_target(tmp_path), TOKENS)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in ("rope_parameters", "norm_topk_prob"):
+        del config[name]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_theta": 10000, "rope_scaling": None}))
+    assert torch.equal(text_logits(load_target(tmp_path), TOKENS), expected)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_group": 4}))
+    with pytest.raises(ValueError, match="experts in 4 groups"):
+        load_target(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("stored", "name"),
     [
