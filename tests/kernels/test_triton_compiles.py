@@ -28,6 +28,7 @@ def compiled() -> list[dict[str, Any]]:
         command = [sys.executable, Path(__file__).parent / "launches.py", name]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
         assert result.returncode == 0, result.stderr[-2000:]
+        assert "Warning" not in result.stderr
         return [kernel | {"most": LISTS[name]} for kernel in json.loads(result.stdout)]
 
     with ThreadPoolExecutor(2) as pool:
