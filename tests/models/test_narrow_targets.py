@@ -20,6 +20,7 @@ from eagle_rt.kernels.triton.route import route
 from eagle_rt.kernels.triton.widen import widen
 from eagle_rt.models import layers
 from eagle_rt.models.decoder import Decoder, load_decoder
+from eagle_rt.models.experts import Experts
 from eagle_rt.models.layers import Linear
 from eagle_rt.models.spec import model_spec, read_config
 from models.test_quantized_checkpoints import write, write_mxfp4
@@ -77,11 +78,13 @@ def test_a_checkpoint_in_few_bits_is_held_in_them(tmp_path: Path, name: str, bit
 
 @torch.inference_mode()
 @pytest.mark.usefixtures("with_kernels")
-@pytest.mark.parametrize(("name", "bits"), [("mxfp4", 4), ("fp8-outputs", 8)])
-def test_experts_in_few_bits(tmp_path: Path, name: str, bits: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "target", "bits"), [("mxfp4", "gpt-oss", 4), ("fp8-outputs", "qwen3-moe", 8), ("compressed-4", "glm4-moe", 4)]
+)
+def test_experts_in_few_bits(tmp_path: Path, name: str, target: str, bits: int) -> None:
     """Of gpt-oss nothing else has few bits."""
-    decoder = decoder_of(write_mxfp4(tmp_path) if name == "mxfp4" else write(tmp_path, name, "qwen3-moe"), "stored")
-    products = [block.feed_forward.products for block in decoder._blocks]
+    decoder = decoder_of(write_mxfp4(tmp_path) if name == "mxfp4" else write(tmp_path, name, target), "stored")
+    products = [block.feed_forward.products for block in decoder._blocks if isinstance(block.feed_forward, Experts)]
     assert {tuple(own and own.num_bits for own in of_layer) for of_layer in products} == {(None, bits, bits)}
     assert_near(decoder, tmp_path / "plain")
 
