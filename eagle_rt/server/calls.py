@@ -16,6 +16,8 @@ from eagle_rt.server.text import length_of_begun
 Functions = Mapping[str, dict[str, Any]]
 # What Python writes otherwise than JSON, as chat templates do that show a model its own calls.
 PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
+# By what a schema may limit texts.
+LIMITS = {"enum", "const", "pattern", "format"}
 # The types of JSON schemas.
 KINDS = {
     bool: ("boolean",),
@@ -223,7 +225,11 @@ def parameters_in(text: str, call_pattern: str, tag_pattern: str, functions: Fun
 
 
 def value_of(text: str, schema: Any) -> Any:
-    """Of a parameter: what the text says as JSON, if the schema takes that or says nothing, and else the text."""
+    """Of a parameter: what the text says as JSON, if the schema takes that or says nothing, and else the text. Around one that the
+    schema limits there may be white space which is none of it."""
+    if isinstance(schema, dict) and schema.keys() & LIMITS:
+        choices = schema.get("enum")
+        text = text if isinstance(choices, list) and text in choices else text.strip()
     text_of_json = PYTHON_NAMES.get(text, text)
     value, kinds = decoded(text_of_json), kinds_of(schema)
     if isinstance(value, str) or (value is None and text_of_json.strip() != "null"):

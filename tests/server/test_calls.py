@@ -160,6 +160,11 @@ def test_calls_whose_first_mark_is_forgotten(data: st.DataObject) -> None:
         ("NaN", {}, "NaN"),
         ("a, b", {"type": "array"}, "a, b"),
         ("[1]", {"type": {"a": 1}}, "[1]"),
+        (" a ", {"type": "string"}, " a "),
+        (" a\r", {"enum": ["a", "b"]}, "a"),
+        (" a", {"enum": [" a", "b"]}, " a"),
+        (" a", {"enum": 1}, "a"),
+        (" a1 ", {"type": "string", "pattern": "[a-z][0-9]"}, "a1"),
     ],
 )
 def test_what_a_parameter_says(text: str, schema: Any, value: Any) -> None:
