@@ -10,11 +10,13 @@ import checkpoints
 import pytest
 import torch
 from engines import load_target, text_logits
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.kernels import dispatch
+from eagle_rt.models.experts import Experts
 from eagle_rt.models.rearranged import name_of_text
 from eagle_rt.models.spec import read_config
 
@@ -72,6 +74,16 @@ def test_shared_experts_that_are_several(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"n_group": 4}))
     with pytest.raises(ValueError, match="experts in 4 groups"):
         load_target(tmp_path)
+
+
+def test_what_chooses_by_sigmoids_stays_in_float32(tmp_path: Path) -> None:
+    checkpoints.write_target(tmp_path, "glm4-moe")
+    feed_forward = load_target(tmp_path, dtype=torch.bfloat16)._blocks[1].feed_forward
+    assert isinstance(feed_forward, Experts)
+    stored = load_file(tmp_path / "model.safetensors")["model.layers.1.mlp.gate.e_score_correction_bias"]
+    assert feed_forward.weights.choice_bias is not None
+    assert torch.equal(feed_forward.weights.choice_bias, stored)
+    assert feed_forward.weights.router.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
