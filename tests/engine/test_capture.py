@@ -12,7 +12,8 @@ from eagle_rt.engine.build import build_core
 from eagle_rt.engine.capture import ATTENTION_PARTS_BYTES, capture_steps, graph_batch_sizes, graph_bytes
 from eagle_rt.engine.graphs import StepGraphs, default_batch_sizes
 from eagle_rt.engine.load import model_info, require_room
-from eagle_rt.models.spec import model_spec, read_config
+from eagle_rt.kernels.experts import Mixing
+from eagle_rt.models.spec import ExpertShape, model_spec, read_config
 from eagle_rt.tree_shape import TreeShape
 
 
@@ -47,6 +48,10 @@ def test_the_cache_leaves_room_for_the_graphs(target_dir: Path) -> None:
     small = graph_bytes(replace(config, cuda_graph_bs=(1,)), spec, tree, torch.float16)
     assert small > 2 * 8 * spec.vocab_size * 6
     assert graph_bytes(config, spec, tree, torch.float16) - ATTENTION_PARTS_BYTES == 4 * (small - ATTENTION_PARTS_BYTES)
+    # Each expert that a row takes has its own activations, a shared one too.
+    taken = [replace(spec, experts=(ExpertShape(9, 512, Mixing(2, True, num_shared=own)),)) for own in (0, 1, 2)]
+    none, one, two = (graph_bytes(config, own, tree, torch.float16) for own in taken)
+    assert two - one == one - none == 4 * 8 * (4 * 512 + spec.shape.hidden_size) * 2
     for without in (
         replace(config, disable_cuda_graph=True),
         replace(config, device="cpu"),

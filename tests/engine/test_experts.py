@@ -103,6 +103,14 @@ def test_what_is_held_and_what_a_token_reads(one_dir: Path, monkeypatch: pytest.
                 require_room(own, torch.float32, "cuda", 1, quantization)
 
 
+def test_shared_experts_are_read_by_every_token(one_dir: Path) -> None:
+    spec = model_spec(read_config(one_dir))
+    shared = [own and replace(own, mixing=own.mixing._replace(num_shared=2)) for own in spec.experts]
+    with_shared = replace(spec, experts=tuple(shared))
+    for of_all in (False, True):
+        assert num_weights(with_shared, of_all_experts=of_all) - num_weights(spec, of_all_experts=of_all) == 8 * 2 * 3 * 64 * 32
+
+
 def test_more_experts_than_there_are(one_dir: Path) -> None:
     config = read_config(one_dir)
     with pytest.raises(ValueError, match=r"num_experts_per_tok is 13, but config\.json names 12 experts"):

@@ -190,6 +190,7 @@ ATTENTION = [
     lambda: attend(GPT_OSS, BF16, Uniform(60, 60), window=128, has_sinks=True),
     lambda: attend(GEMMA, BF16, Uniform(32, 32), window=1024),
     lambda: attend(PHI, FP16, Uniform(8, 8), page_size=64),
+    lambda: attend(LLAMA, FP32, Uniform(32, 32)),
     lambda: attend(GEMMA, FP32, prompts(512)),
 ]
 PRODUCTS = [
