@@ -32,7 +32,8 @@ def _route(
     is_expert = ids < COUNT
     x = tl.load(logits + row * COUNT + ids, mask=is_expert, other=0.0).to(tl.float32)
     if BY_SIGMOID:
-        likely, wanted = tl.sigmoid(x), tl.sigmoid(x)
+        likely = tl.sigmoid(x)
+        wanted = likely
     else:
         # By their logits, of which more differ than of their parts of all.
         highest = key_float(tl.max(tl.where(is_expert, float_key(x), NO_KEY), 0))
