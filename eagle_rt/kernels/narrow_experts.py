@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from eagle_rt.kernels.dispatch import triton_kernel
 from eagle_rt.kernels.experts import ExpertTensors, Mixing, add_experts, routed
+from eagle_rt.kernels.gate import gated
 from eagle_rt.kernels.narrow import BITS, TILE, NarrowWeight, narrowed
 
 HALF_TILE = TILE // 2
@@ -50,27 +51,49 @@ def narrow_stack(weights: Tensor, quantization: str, *, in_halves: bool) -> Narr
 
 
 class NarrowExperts:
-    """`kernels.experts` of weights of few bits; the router is one of the others."""
+    """`kernels.experts` of weights of few bits; the router is one of the others. apart: gates and ups, and downs, of shared experts
+    that are held as they are, of which `mixing` does not know."""
 
     router = None
 
-    def __init__(self, weights: ExpertTensors, gate_and_up: NarrowStack, down: NarrowStack, mixing: Mixing) -> None:
-        self.gate_and_up, self.down = gate_and_up, down
+    def __init__(
+        self,
+        weights: ExpertTensors,
+        gate_and_up: NarrowStack,
+        down: NarrowStack,
+        mixing: Mixing,
+        apart: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self.gate_and_up, self.down, self._apart = gate_and_up, down, apart
         self.gate_and_up_bias, self.down_bias = weights.gate_and_up_bias, weights.down_bias
-        self.count, self.size = weights.count, weights.size
+        self.count, self.size = gate_and_up.count, weights.size
         nothing = weights.router.new_empty(0)
         self._others, self._mixing = replace(weights, gate_and_up=nothing, down=nothing), mixing
+
+    def unpacked(self) -> tuple[Tensor, Tensor]:
+        """Gates and ups, and downs, of all."""
+        own = self.gate_and_up.unpacked(), self.down.unpacked()
+        return (torch.cat((own[0], self._apart[0])), torch.cat((own[1], self._apart[1]))) if self._apart else own
 
     def __call__(self, x: Tensor) -> Tensor:
         shares, experts = routed(x, self._others, self._mixing)
         if kernel := triton_kernel("mix_experts", x):
-            return kernel(x, shares, experts, self, self._mixing.gate)
-        widened = replace(self._others, gate_and_up=self.gate_and_up.unpacked(), down=self.down.unpacked())
-        return add_experts(x, shares, experts, widened, self._mixing.gate)
+            added = kernel(x, shares, experts, self, self._mixing.gate)
+        else:
+            widened = replace(self._others, gate_and_up=self.gate_and_up.unpacked(), down=self.down.unpacked())
+            added = add_experts(x, shares, experts, widened, self._mixing.gate)
+        for gate_and_up, down in zip(*self._apart, strict=True) if self._apart else ():
+            added = added + functional.linear(gated(functional.linear(x, gate_and_up), self._mixing.gate), down)
+        return added
 
 
 def narrow_experts(weights: ExpertTensors, mixing: Mixing, quantization: str) -> NarrowExperts | None:
-    """None where any weights are to be held as they are, see `narrow.narrowed`."""
-    gate_and_up = narrow_stack(weights.gate_and_up, quantization, in_halves=True)
-    down = gate_and_up and narrow_stack(weights.down, quantization, in_halves=False)
-    return down and gate_and_up and NarrowExperts(weights, gate_and_up, down, mixing)
+    """None where any weights are to be held as they are, see `narrow.narrowed`; shared ones may be."""
+    count, apart = weights.count, None
+    first = count - mixing.num_shared
+    shared = weights.gate_and_up[first:], weights.down[first:]
+    if mixing.num_shared and not all(narrowed(own.flatten(0, 1), quantization) for own in shared):
+        count, apart, mixing = first, (shared[0].clone(), shared[1].clone()), mixing._replace(num_shared=0)
+    gate_and_up = narrow_stack(weights.gate_and_up[:count], quantization, in_halves=True)
+    down = gate_and_up and narrow_stack(weights.down[:count], quantization, in_halves=False)
+    return down and gate_and_up and NarrowExperts(weights, gate_and_up, down, mixing, apart)

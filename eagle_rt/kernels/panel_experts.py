@@ -48,6 +48,10 @@ class PanelExperts:
         self.mixing, self.choice_bias = mixing, (torch.empty(0) if bias is None else bias).numpy()
         self(torch.zeros(1, router.shape[1], dtype=router.dtype))  # compiled now rather than in the first pass
 
+    def unpacked(self) -> tuple[Tensor, Tensor]:
+        """Gates and ups, and downs, copied."""
+        return self.gate_and_up.unpacked(), self.down.unpacked()
+
     def __call__(self, x: Tensor) -> Tensor:
         use_torch_threads()
         outputs = torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -39,7 +39,8 @@ class Experts(Opaque):
         """Copies where only those laid out for products are held."""
         if not self._laid_out:
             return self._weights
-        return replace(self._weights, gate_and_up=self._laid_out.gate_and_up.unpacked(), down=self._laid_out.down.unpacked())
+        gate_and_up, down = self._laid_out.unpacked()
+        return replace(self._weights, gate_and_up=gate_and_up, down=down)
 
     @property
     def products(self) -> "tuple[OpaqueProduct | ProductStack | NarrowStack | None, ...]":

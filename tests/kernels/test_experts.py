@@ -12,6 +12,7 @@ from torch import Tensor
 
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels import experts as twin
+from eagle_rt.kernels import narrow_experts as narrow_experts_module
 from eagle_rt.kernels.experts import ExpertTensors, Mixing
 from eagle_rt.kernels.gate import SWIGLU, Gate
 from eagle_rt.kernels.narrow_experts import narrow_experts
@@ -239,6 +240,34 @@ def test_mix_experts_of_few_bits(
     errors = mix_experts(x, *choice, own, gate).double() - expected
     assert errors.abs().max() < TOLERANCE[torch.bfloat16] * expected.abs().max()
     torch.testing.assert_close(own(x), twin.mix_experts(x, rounded, Mixing(counts[1], True, gate)))
+
+
+@pytest.mark.parametrize("how", ["twin", "kernel"])
+def test_shared_experts_that_are_stored_in_more_bits(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beside them stay in few, and nothing holds these as they were."""
+    weights, x = made_weights(3, 6, 32, 64, torch.bfloat16), made(3, 5, 64, dtype=torch.bfloat16) * 8
+    few = narrow_experts(weights, Mixing(2, True), "int4")
+    assert few
+    stored = replace(weights, gate_and_up=few.gate_and_up.unpacked(), down=few.down.unpacked())
+    mixing = Mixing(2, True, by_sigmoid=True, scale=1.5, num_shared=2)
+    stored = replace(stored, router=stored.router[:4].float())
+    assert narrow_experts(stored, mixing, "stored").gate_and_up.count == 6
+    stored.gate_and_up[4:], stored.down[4:] = weights.gate_and_up[4:], weights.down[4:]
+    own = narrow_experts(stored, mixing, "stored")
+    assert own
+    assert (own.gate_and_up.count, own.count) == (4, 4)
+    for held, stored_so in zip(own.unpacked(), (stored.gate_and_up, stored.down), strict=True):
+        torch.testing.assert_close(held[:4], stored_so[:4], rtol=0, atol=float(stored_so.abs().max()) / 100)
+        assert torch.equal(held[4:], stored_so[4:])
+    assert all(part.untyped_storage().nbytes() == part.nbytes for part in own._apart)
+    if how == "kernel":
+        kernels = {"route": route, "mix_experts": mix_experts}
+        for module in (twin, narrow_experts_module):
+            monkeypatch.setattr(module, "triton_kernel", lambda name, x: kernels[name])
+    found = own(x).double()
+    monkeypatch.undo()
+    expected = twin.mix_experts(x, stored, mixing).double()
+    assert (found - expected).abs().max() < TOLERANCE[torch.bfloat16] * expected.abs().max()
 
 
 def test_more_pairs_than_are_grouped_at_a_time() -> None:
