@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from checkpoints import NO_NEAR_TIES, SIZES, VOCAB_SIZE, byte_tokenizer, family_config, random_model
+from checkpoints import VOCAB_SIZE
 from models.slow_head import HeadParts, LayerParts, SlowHead
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -364,97 +364,3 @@ def write_head(name: str, directory: Path, target_dir: Path) -> Written:
     if name in EAGLE_LAYOUTS:
         return eagle(directory, target_dir, **EAGLE_LAYOUTS[name])
     return eagle3(directory, target_dir, EAGLE3_LAYOUTS[name])
-
-
-# MTP: a target with a layer of its own that drafts
-
-
-def write_mimo(directory: Path) -> Written:
-    """A MiMo checkpoint: a Qwen2 decoder under its own architecture's name, and one multi-token-prediction layer."""
-    random_model(family_config("qwen2")).save_pretrained(directory)
-    byte_tokenizer().save_pretrained(directory)
-    config = json.loads((directory / "config.json").read_text())
-    config |= {"architectures": ["MiMoForCausalLM"], "model_type": "mimo", "num_nextn_predict_layers": 1}
-    (directory / "config.json").write_text(json.dumps(config))
-    make = Maker()
-    embedding, lm_head = target_tensors(directory)
-    parts = HeadParts(
-        kind="MTP",
-        embedding=embedding,
-        layers=[make.layer(HIDDEN, input_norm=make.norm(), **make.biases())],
-        lm_head=lm_head,
-        head_dim=HEAD_DIM,
-        fc=make.matrix(HIDDEN, 2 * HIDDEN),
-        embedding_norm=make.norm(),
-        hidden_norm=make.norm(),
-        final_norm=make.norm(),
-        hidden_first=True,
-        recursion_is_normed=True,
-        first_row_has_no_token=True,
-        eps=config["rms_norm_eps"],
-    )
-    prefix = "model.mtp_layers.0."
-    norms = {
-        "token_layernorm": parts.embedding_norm,
-        "hidden_layernorm": parts.hidden_norm,
-        "final_layernorm": parts.final_norm,
-        "input_layernorm": parts.layers[0].input_norm,
-        "input_proj": parts.fc,
-    }
-    tensors = load_file(directory / "model.safetensors")
-    tensors |= layer_tensors(parts.layers[0], prefix)
-    tensors |= {f"{prefix}{name}.weight": weight for name, weight in norms.items() if weight is not None}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    assert SIZES["hidden_size"] == HIDDEN
-    return Written(directory, SlowHead(parts), (FINAL,))
-
-
-def write_glm(directory: Path) -> Written:
-    """A GLM-4.5 checkpoint, as published ones are: behind its eight layers one for multi-token prediction, with experts, and copies
-    of the embeddings and the output layer."""
-    config = family_config("glm4-moe")
-    model = random_model(config, NO_NEAR_TIES["glm4-moe"])
-    model.save_pretrained(directory)
-    byte_tokenizer().save_pretrained(directory)
-    # A layer of another model's is transformers' own.
-    other = random_model(config, seed=12).model
-    layer, make = other.layers[-1], Maker()
-
-    @torch.inference_mode()
-    def run_layer(x: Tensor) -> Tensor:
-        length = len(x)
-        angles = other.rotary_emb(x[None], torch.arange(length)[None])
-        mask = torch.full((1, 1, length, length), -torch.inf).triu(1)
-        return layer(x[None], attention_mask=mask, position_embeddings=angles)[0]
-
-    embedding, lm_head = target_tensors(directory)
-    parts = HeadParts(
-        kind="MTP",
-        embedding=embedding,
-        layers=[],
-        lm_head=lm_head,
-        head_dim=config.head_dim,
-        fc=make.matrix(HIDDEN, 2 * HIDDEN),
-        embedding_norm=make.norm(),
-        hidden_norm=make.norm(),
-        final_norm=make.norm(),
-        recursion_is_normed=True,
-        whole_layer=run_layer,
-        eps=config.rms_norm_eps,
-    )
-    other.save_pretrained(directory / "other")
-    prefix, last = f"model.layers.{config.num_hidden_layers}.", f"layers.{config.num_hidden_layers - 1}."
-    tensors = load_file(directory / "model.safetensors")
-    of_other = load_file(directory / "other" / "model.safetensors")
-    tensors |= {prefix + name.partition(last)[2]: tensor for name, tensor in of_other.items() if last in name}
-    own = {
-        "enorm": parts.embedding_norm,
-        "hnorm": parts.hidden_norm,
-        "eh_proj": parts.fc,
-        "shared_head.norm": parts.final_norm,
-        "embed_tokens": embedding.clone(),
-        "shared_head.head": lm_head.clone(),
-    }
-    tensors |= {f"{prefix}{name}.weight": weight for name, weight in own.items() if weight is not None}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    return Written(directory, SlowHead(parts), (FINAL,))

@@ -175,6 +175,8 @@ class Attention:
 class FeedForward:
     """Of one gate, which is the form of it."""
 
+    choice_bias = None  # as experts may have one
+
     def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape, quantization: Quantization) -> None:
         self.form = shape.gate
         names = {f"{prefix}.gate_proj": shape.intermediate_size, f"{prefix}.up_proj": shape.intermediate_size}
@@ -241,7 +243,7 @@ class Block:
             attention.window,
             attention.sinks,
             feed_forward.form,
-            getattr(feed_forward, "choice_bias", None),
+            feed_forward.choice_bias,
             self.output_norms,
         )
 

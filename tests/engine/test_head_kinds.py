@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import head_layouts
+import mtp_layouts
 import pytest
 from engines import make_core, random_prompts, run
 
@@ -32,7 +33,7 @@ def pair(kind: str, target_dir: Path, tmp_path: Path) -> tuple[Path, Path | None
     """(target, head, options) of one kind."""
     if kind in ("mtp", "mtp-glm"):
         own = {"speculative_algorithm": "NEXTN", "speculative_draft_model_path": None}
-        write = head_layouts.write_mimo if kind == "mtp" else head_layouts.write_glm
+        write = mtp_layouts.write_mimo if kind == "mtp" else mtp_layouts.write_glm
         return write(tmp_path / kind).directory, None, own
     name = {"eagle-mapped": "eagle-llama3", "eagle3-mapped": "eagle3-yuhuili"}.get(kind, kind)
     options: dict[str, Any] = {"speculative_algorithm": "EAGLE" if name in head_layouts.EAGLE_LAYOUTS else "EAGLE3"}

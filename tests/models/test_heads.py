@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import head_layouts
+import mtp_layouts
 import numpy as np
 import pytest
 import torch
@@ -32,12 +32,12 @@ TEXT = random_prompts(1, seed=5, longest=40)[0] + [7, 8, 9]
 
 @pytest.fixture(scope="session")
 def glm(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return head_layouts.write_glm(tmp_path_factory.mktemp("glm"))
+    return mtp_layouts.write_glm(tmp_path_factory.mktemp("glm"))
 
 
 @pytest.fixture(scope="session")
 def mimo(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return head_layouts.write_mimo(tmp_path_factory.mktemp("mimo"))
+    return mtp_layouts.write_mimo(tmp_path_factory.mktemp("mimo"))
 
 
 @pytest.fixture(scope="session")

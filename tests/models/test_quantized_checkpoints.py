@@ -12,7 +12,7 @@ import checkpoints
 import pytest
 import torch
 from engines import load_target, random_prompts, text_logits
-from head_layouts import write_mimo
+from mtp_layouts import write_mimo
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM

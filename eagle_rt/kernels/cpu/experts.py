@@ -87,7 +87,7 @@ def route_rows(
         total = LEAST
         for k in range(top_k):
             total += counts[k]
-        if not normalizes or total != total or whole != whole:  # no row that has no numbers may get some
+        if not normalizes or whole != whole:  # no row that has no numbers may get some
             total = whole
         for k in range(top_k):
             counts[k] *= scale / total

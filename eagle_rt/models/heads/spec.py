@@ -131,7 +131,7 @@ def feature_layers(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
 def mtp_spec(target: ModelSpec) -> HeadSpec:
     """The multi-token-prediction layer in a MiMo or GLM target's own checkpoint: a decoder layer of the target's last one's
     shape."""
-    is_mimo = target.architecture not in GLMS
+    is_glm = target.architecture in GLMS
     return HeadSpec(
         kind="MTP",
         shape=target.shape,
@@ -140,8 +140,8 @@ def mtp_spec(target: ModelSpec) -> HeadSpec:
         context_length=target.max_position_embeddings,
         draft_vocab_size=target.vocab_size,
         feature_layers=(FINAL_NORM,),
-        embedding_first=not is_mimo,
+        embedding_first=is_glm,
         norm_output=True,
-        zero_first_embedding=is_mimo,
+        zero_first_embedding=not is_glm,
         experts=target.experts[-1],
     )
