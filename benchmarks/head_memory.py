@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 from eagle_rt.models.heads.load import load_head
-from eagle_rt.models.layers import Linear
+from eagle_rt.models.linear import Linear
 from eagle_rt.models.spec import model_spec
 
 # hidden size, feed-forward size, heads, key-value heads, layers of the target, its vocabulary, the draft vocabulary

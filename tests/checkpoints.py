@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3VLConfig,
@@ -94,6 +95,15 @@ GLM4_EXPERTS = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }
 QWEN3_VL_EXPERTS = {"head_dim": 32, "num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
+# Three of four layers have memories; two heads of values share one of keys.
+QWEN3_5 = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
 EYES = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 4}
 PLACES = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -120,6 +130,7 @@ def family_config(name: str, **overrides):
         "phi3-long": lambda: Phi3Config(**{**SIZES, **PHI3_LONG, **overrides}),
         "hunyuan": lambda: HunYuanDenseV1Config(**{**SIZES, "head_dim": 32, "rope_parameters": NTK, **overrides}),
         "gpt-oss": lambda: GptOssConfig(**{**SIZES, **GPT_OSS, **overrides}),
+        "qwen3.5": lambda: Qwen3_5TextConfig(**{**SIZES, **QWEN3_5, **overrides}),
         "gemma3": lambda: Gemma3TextConfig(**{**SIZES, **GEMMA3, **overrides}),
         "gemma3-vl": lambda: Gemma3Config(
             text_config={**SIZES, **GEMMA3, **overrides},
@@ -180,7 +191,7 @@ def random_model(config, seed: int = 0) -> PreTrainedModel:
     """Random weights, the norms and biases included, so that a test notices each of them."""
     torch.manual_seed(seed)
     model = auto_class(config).from_config(config, dtype=torch.float32).eval()
-    one = 0.0 if config.model_type.startswith("gemma") else 1.0  # which Gemma adds to what is stored
+    less_one = config.model_type.startswith(("gemma", "qwen3_5"))  # which these add to what is stored
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -188,6 +199,7 @@ def random_model(config, seed: int = 0) -> PreTrainedModel:
             elif name.endswith("sinks"):
                 parameter.normal_(0, 2)
             elif "norm" in name:
+                one = 0.0 if less_one and not name.endswith("linear_attn.norm.weight") else 1.0
                 parameter.uniform_(one - 0.4, one + 0.4)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):

@@ -7,17 +7,19 @@ import torch
 from torch import Tensor
 
 from eagle_rt.attention.base import AttentionBackend, WholeLayers
+from eagle_rt.attention.recurrence import CachedRecurrence
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.whole_pass import SeenRows
 
 
 class CachedAttention:
-    """Attention of one pass: each layer's keys and values go to the cache first."""
+    """Attention of one pass: each layer's keys and values go to the cache first. recurrence: of layers with memories instead."""
 
     def __init__(self, batch: Batch, pool: KVPool, backend: AttentionBackend) -> None:
         self._batch, self._pool, self._backend = batch, pool, backend
         self._plan = backend.plan(batch, pool)
+        self.recurrence = CachedRecurrence(batch, pool.memories) if pool.memories else None
 
     @property
     def cache(self) -> tuple[KVPool, Tensor]:

@@ -3,15 +3,18 @@
 import torch
 from torch import Tensor
 
+from eagle_rt.cache.memories import Memories
+
 
 class KVPool:
     """Keys and values of every cache slot: storage [L, S, 2, heads, head_dim], key and value side by side.
 
     There is one pool for the target and one for the head, indexed by the same slots. is_part: others hold other heads, and what
-    is done to rows has to be done there too.
+    is done to rows has to be done there too. memories: of layers that have those instead, if the model has such.
     """
 
     is_part = False
+    memories: Memories | None = None
 
     def __init__(self, num_layers: int, num_slots: int, num_heads: int, head_dim: int, dtype: torch.dtype, device: str) -> None:
         self.storage = torch.zeros(num_layers, num_slots, 2, num_heads, head_dim, dtype=dtype, device=device)

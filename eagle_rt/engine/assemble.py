@@ -45,7 +45,8 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
         )
     limits = scheduler_limits(config, models.target, head, tree_shape, dtype, models.context_length)
     num_slots = (limits.num_pages + 1) * limits.page_size  # with a page for the padding of captured steps
-    pool = models.target.make_pool(num_slots)
+    num_states = config.max_running_requests + 1  # and one for the padding of captured steps
+    pool = models.target.make_pool(num_slots, num_states)
     head_dims = {spec.shape.head_dim} | ({head.shape.head_dim} if head else set())
     backend = attention_backend(config.attention_backend, device, dtype, head_dims)
     operations = step_operations(config.attention_backend, config.speculative_score_sharpness)
@@ -57,7 +58,7 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
             backend,
             operations,
             tree=tree_shape,
-            num_states=config.max_running_requests + 1,  # and one for the padding of captured steps
+            num_states=num_states,
             couples=config.speculative_coupling == "auto",
         )
     stepper = Stepper(models.target, pool, backend, operations, drafter, config.speculative_simulate_accept_length)
@@ -83,12 +84,18 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     scheduler = Scheduler(
         limits,
         models.eos_token_ids,
-        use_prefix_cache=not config.disable_radix_cache,
+        # What is remembered of a text is so of all that has been read of it, and not of its beginning.
+        use_prefix_cache=not (config.disable_radix_cache or spec.delta_net),
         would_draft=runner.would_draft,
         gathering=gathering_for(runner, limits) if config.delays_prefill else None,
     )
 
     notes = unused_options(config) + models.notes + tree_notes
+    if spec.delta_net:
+        notes.append(
+            f"what layers without attention remember takes {models.target.bytes_per_text / 2**20:.1f} MiB for each of "
+            f"{num_states - 1} requests (--max-running-requests); prompts that begin alike are each read from their beginning"
+        )
     if stepper.simulates:
         notes.append(
             f"WARNING: SIMULATED: --speculative-simulate-accept-length {config.speculative_simulate_accept_length} makes up what "
@@ -146,6 +153,7 @@ def scheduler_limits(
             slot_bytes += KVPool.bytes_per_slot(head.num_layers, head.shape.num_kv_heads, head.shape.head_dim, dtype)
         useful = config.max_running_requests * (context_length + tree_shape.num_scratch_rows + config.page_size)
         spared = graph_bytes(config, target.spec, tree_shape, dtype)
+        spared += target.bytes_per_text * (config.max_running_requests + 1)
         num_tokens = min(max(0, cache_bytes(config) - spared) // slot_bytes, useful)
     limits = SchedulerLimits(
         page_size=config.page_size,

@@ -110,7 +110,7 @@ def run_step(stepper: HostStepper, core: EngineCore, batch_size: int, tree: Tree
         pages = list(range(b * num_pages, (b + 1) * num_pages))
         text = [random.randrange(vocab_size) for _ in range(CONTEXT + 1)]
         rows = slots_of(pages, CONTEXT + limits.num_scratch, limits.page_size)
-        sequences.append(HostSequence(f"timing {b}", text, rows, 0.0, tree))
+        sequences.append(HostSequence(f"timing {b}", text, rows, 0.0, tree, b))
         stepper.drafter.rows.begin(f"timing {b}", CONTEXT - num_missing, CONTEXT - num_missing)
         stepper.drafter.rows.add(f"timing {b}", features)
     zeros = torch.zeros(batch_size, device=device)

@@ -99,6 +99,7 @@ def host_sequences(requests: tuple[Request, ...], num_scratch: int, page_size: i
             slots_of(request.pages, request.num_cached + num_scratch, page_size),
             request.sampling.temperature,
             request.bounds,
+            request.state_row or 0,
         )
         for request in requests
     ]
@@ -123,4 +124,5 @@ def prefill_batch(chunks: tuple[Chunk, ...], page_size: int, device: str) -> Bat
         query_starts=tuple(accumulate(map(len, places), initial=0)),
         rows=HostRows(tuple(chunk.stop for chunk in chunks), rows),
         tree_mask=None,
+        state_rows=to_device([chunk.request.state_row for chunk in chunks], device),
     )

@@ -102,20 +102,21 @@ class StackedLayers(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
-def layer_stack(layers: Sequence[LayerParts], norms: Sequence[RMSNorm | None], first: int = 0) -> StackedLayers | None:
+def layer_stack(layers: Sequence[LayerParts | None], norms: Sequence[RMSNorm | None], first: int = 0) -> StackedLayers | None:
     """Like layers in a row, which are those from `first` on of the cache, with the norms after each, as one compiled function; None
-    where they are not alike, or not all of their products are our kernel's. The products' weights move to where those of all layers
-    lie."""
-    products = [product for layer in layers for product in layer.products]
+    where one of them cannot be (None), they are not alike, or not all of their products are our kernel's. The products' weights
+    move to where those of all layers lie."""
+    parts = [layer for layer in layers if layer]
+    products = [product for layer in parts for product in layer.products]
     if not products or any(product is None or isinstance(product, PackedProduct) for product in products):
         return None
-    if len({layer.feed_forward for layer in layers}) > 1:
+    if len(parts) < len(layers) or len({layer.feed_forward for layer in parts}) > 1:
         return None
     from eagle_rt.kernels.layer_stack import LayerStack  # not everywhere is numba installed
     from eagle_rt.kernels.panel_product import PanelProduct, ProductStack, are_alike
 
     if not all(isinstance(product, (PanelProduct, ProductStack)) and product.is_whole for product in products):
         return None
-    if not all(map(are_alike, zip(*(layer.products for layer in layers), strict=True))):
+    if not all(map(are_alike, zip(*(layer.products for layer in parts), strict=True))):
         return None
-    return LayerStack(layers, norms, first)
+    return LayerStack(parts, norms, first)

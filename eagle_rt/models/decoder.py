@@ -11,12 +11,15 @@ from torch import Tensor
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.batch import Batch
+from eagle_rt.cache.memories import Memories
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.embed import embed
 from eagle_rt.kernels.products import Quantization, of_output_layer
 from eagle_rt.kernels.whole_pass import layer_stack
 from eagle_rt.models.compiled import CompilableLayers
-from eagle_rt.models.layers import Attend, Block, Linear, linear, norm, pass_context
+from eagle_rt.models.layers import Block, norm
+from eagle_rt.models.linear import Linear, linear
+from eagle_rt.models.pass_context import Attend, pass_context
 from eagle_rt.models.quantized import open_checkpoint
 from eagle_rt.models.rearranged import RearrangedCheckpoint, own_name
 from eagle_rt.models.rope import Rope
@@ -66,9 +69,14 @@ class Decoder(CompilableLayers):
         self.embedding = checkpoint.take("model.embed_tokens.weight", (vocab_size, size))
         names = [f"model.layers.{index}" for index in range(spec.num_layers)]
         self._norms = [norm(checkpoint, f"{name}.input_layernorm", size, eps) for name in names]
-        kinds = zip(names, spec.windows, map(shard.expert_shape, spec.experts), strict=True)
+        kinds = zip(names, spec.windows, map(shard.expert_shape, spec.experts), spec.delta_nets, strict=True)
         self._blocks = [
-            Block(checkpoint, name, shape, size, window, experts, total, quantization) for name, window, experts in kinds
+            Block(checkpoint, name, shape, size, window, experts, total, quantization, delta_net)
+            for name, window, experts, delta_net in kinds
+        ]
+        # Of each layer where its own are in the cache: among the keys and values of all, or among their memories.
+        self._places = [
+            sum(bool(own) == bool(delta_net) for own in spec.delta_nets[:index]) for index, delta_net in enumerate(spec.delta_nets)
         ]
         self.final_norm = norm(checkpoint, "model.norm", size, eps)
         is_tied = spec.tie_word_embeddings or "lm_head.weight" not in checkpoint
@@ -77,7 +85,8 @@ class Decoder(CompilableLayers):
             self.lm_head = Linear(embedding, None, of_output_layer(quantization))
         else:
             self.lm_head = linear(checkpoint, "lm_head", vocab_size // shard.size, size, of_output_layer(quantization))
-        self._pool_shape = spec.num_layers, shape, dtype, device
+        self._num_memories = sum(map(bool, spec.delta_nets))
+        self._pool_shape = spec.num_layers - self._num_memories, shape, dtype, device
         self._rope = Rope(spec.rope, context_length, dtype, device)
         self._window_rope = Rope(spec.window_rope, context_length, dtype, device) if spec.window_rope else None
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=dtype).item()  # rounded as numbers of the model are
@@ -87,18 +96,27 @@ class Decoder(CompilableLayers):
 
     def count_bits(self) -> Counter[int | None]:
         """How many products of its layers have weights of so many bits; None: of as many as the model's precision has."""
-        return Counter(product and product.num_bits for block in self._blocks for product in block.parts.products)
+        return Counter(product and product.num_bits for block in self._blocks for product in block.products)
 
-    def make_pool(self, num_slots: int) -> KVPool:
-        """A cache for its keys and values."""
+    def make_pool(self, num_slots: int, num_texts: int) -> KVPool:
+        """A cache for its keys and values, and for what it remembers of so many texts."""
         num_layers, shape, dtype, device = self._pool_shape
-        return KVPool(num_layers, num_slots, shape.num_kv_heads, shape.head_dim, dtype, device)
+        pool = KVPool(num_layers, num_slots, shape.num_kv_heads, shape.head_dim, dtype, device)
+        if delta_net := self.spec.delta_net:
+            pool.memories = Memories(self._num_memories, num_texts, delta_net, dtype, device)
+        return pool
 
     @property
     def bytes_per_slot(self) -> int:
         """What each slot of such a cache takes."""
         num_layers, shape, dtype, _ = self._pool_shape
         return KVPool.bytes_per_slot(num_layers, shape.num_kv_heads, shape.head_dim, dtype)
+
+    @property
+    def bytes_per_text(self) -> int:
+        """What it remembers of a text takes beside that."""
+        delta_net, dtype = self.spec.delta_net, self._pool_shape[2]
+        return Memories.bytes_per_text(self._num_memories, delta_net, dtype) if delta_net else 0
 
     def close(self) -> None:
         """Let go of what does not end by itself."""
@@ -119,7 +137,7 @@ class Decoder(CompilableLayers):
         for index, (block, block_norm) in enumerate(zip(self._blocks, self._norms, strict=True)):
             x, normed = block_norm.after_adding(x, delta)
             captured[index] = x
-            x, delta = block(x, normed, index, context)
+            x, delta = block(x, normed, self._places[index], context)
         x, hidden = self.final_norm.after_adding(x, delta)
         captured |= {self.spec.num_layers: x, FINAL_NORM: hidden}
         features = torch.cat([captured[index] for index in feature_layers], dim=-1) if feature_layers else None

@@ -2,107 +2,34 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from eagle_rt.attention.cached import CachedAttention
-from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
-from eagle_rt.kernels.gate import SWIGLU, Gate, gated
+from eagle_rt.kernels.delta_net import DeltaNetShape
+from eagle_rt.kernels.narrow_experts import NarrowStack
 from eagle_rt.kernels.packed_linear import OpaqueProduct
-from eagle_rt.kernels.products import Quantization, product_with
+from eagle_rt.kernels.products import Quantization
 from eagle_rt.kernels.rms_norm import HeadNorms, RMSNorm
 from eagle_rt.kernels.rotary import rotate
-from eagle_rt.kernels.skinny import most_skinny_rows, most_turned_rows
-from eagle_rt.kernels.whole_pass import Angles, ByWindow, LayerParts, WholePass, whole_pass
+from eagle_rt.kernels.skinny import most_turned_rows
+from eagle_rt.kernels.whole_pass import LayerParts
+from eagle_rt.models.delta_net import DeltaNet
 from eagle_rt.models.experts import load_experts
-from eagle_rt.models.rope import Rope
+from eagle_rt.models.linear import linear, merged_linear
+from eagle_rt.models.pass_context import PassContext
 from eagle_rt.models.shard import Total, whole
 from eagle_rt.models.spec import ExpertShape, LayerShape
 from eagle_rt.models.weights import Checkpoint
 
-
-class Linear:
-    """y = x W^T + b for x [R, in], given W [out, in].
-
-    Where there are products with a weight that is laid out for them it is held only so; quantization: see `product_with`.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, quantization: Quantization = "none") -> None:
-        self.bias = bias
-        self.product = product_with(weight, bias, quantization)
-        self._transposed = None
-        if not self.product:
-            self._transposed = weight.t() if weight.is_cuda else weight.t().contiguous()
-        self._most_skinny_rows = 0 if self.product or bias is not None else most_skinny_rows(weight)
-
-    @property
-    def weight(self) -> Tensor:
-        """W [out, in]; a copy where only the one for products is held."""
-        if self.product:
-            return self.product.unpacked()
-        assert self._transposed is not None
-        return self._transposed.t()
-
-    def rows(self, kept: Tensor) -> "Linear":
-        """Only the outputs [R] that `kept` names."""
-        return Linear(self.weight[kept], None if self.bias is None else self.bias[kept])
-
-    def quantized(self) -> "Linear":
-        """The same with a weight of eight bits, or fewer if it has."""
-        return self if self.product and self.product.num_bits else Linear(self.weight, self.bias, "int8")
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self.product:
-            return self.product(x)
-        if kernel := self._skinny_kernel("skinny_product", x):
-            return kernel(x, self.weight)
-        assert self._transposed is not None
-        return x @ self._transposed if self.bias is None else torch.addmm(self.bias, x, self._transposed)
-
-    def gated(self, x: Tensor, gate: Gate = SWIGLU) -> Tensor:
-        """[R, out / 2] of gates and ups, which are the halves of the outputs."""
-        if gate == SWIGLU and (kernel := self._skinny_kernel("gated_product", x)):
-            return kernel(x, self.weight)
-        return gated(self(x), gate)
-
-    def _skinny_kernel(self, name: str, x: Tensor) -> Callable[..., Tensor] | None:
-        return dispatch.triton_kernel(name, x) if 0 < len(x) <= self._most_skinny_rows else None
-
+if TYPE_CHECKING:  # not everywhere is numba installed
+    from eagle_rt.kernels.panel_product import ProductStack
 
 # Of what attention gives and of what the feed-forward part does, where these are normed before they are added.
 OUTPUT_NORMS = "attention_output_norm", "feed_forward_output_norm"
-
-Attend = Callable[[int, Tensor, Tensor | None, int | None, Tensor | None], Tensor]
-
-
-@dataclass(frozen=True)
-class PassContext:
-    """What every layer of one pass shares: the positions' angles, cos and sin, and `attend(layer, queries, keys_and_values, window,
-    sinks)`.
-
-    cache: the pool, and the slots [T] of this pass, where one kernel turns queries and keys and writes to the cache; the layers
-    then have no keys and values to hand to `attend`. whole: what functions for whole layers need, where there are such.
-    """
-
-    angles: ByWindow[Angles]
-    attend: Attend
-    cache: tuple[KVPool, Tensor] | None = None
-    whole: WholePass | None = None
-
-
-def pass_context(rope: Rope, positions: Tensor, attend: Attend, window_rope: Rope | None = None) -> PassContext:
-    """window_rope: of layers with a window, if they have one of their own."""
-    own = rope.cos_sin(positions)
-    angles = ByWindow(own, window_rope.cos_sin(positions) if window_rope else own)
-    if not isinstance(attend, CachedAttention):
-        return PassContext(angles, attend)
-    if not (dispatch.prefers_triton(positions) or dispatch.prefers_compiled(positions, own[0].dtype)):
-        return PassContext(angles, attend)
-    pool, slots = attend.cache
-    return PassContext(angles, attend, attend.cache, whole_pass(angles, pool.storage, slots, attend.whole_layers))
+# What the weights are called here that are stored with those of queries.
+GATES_OF_ATTENTION = ".attention_gate.weight"
 
 
 class Attention:
@@ -126,17 +53,27 @@ class Attention:
         sinks = checkpoint.take_optional(f"{prefix}.sinks", (shape.num_heads,))
         self.sinks = None if sinks is None else sinks.float()
         self.norms = head_norms(checkpoint, prefix, shape)
+        self.gates = None
+        if shape.gates_attention:
+            name = f"{prefix}{GATES_OF_ATTENTION.removesuffix('.weight')}"
+            self.gates = linear(checkpoint, name, shape.num_heads * shape.head_dim, input_size, quantization)
         self._most_turned_rows = 0 if self.qkv.product else most_turned_rows(self.qkv.weight, shape.head_dim)
 
     def quantized(self) -> "Attention":
         other = copy.copy(self)
         other.qkv, other.output = self.qkv.quantized(), self.output.quantized()
+        other.gates = self.gates and self.gates.quantized()
         return other
+
+    @property
+    def products(self) -> tuple[OpaqueProduct | None, ...]:
+        gates = (self.gates.product,) if self.gates else ()
+        return self.qkv.product, self.output.product, *gates
 
     def __call__(self, x: Tensor, layer: int, context: PassContext) -> Tensor:
         queries, keys_and_values = self._turn(x, layer, context)
-        attended = context.attend(layer, queries, keys_and_values, self.window, self.sinks)
-        return self.output(attended.flatten(1))
+        attended = context.attend(layer, queries, keys_and_values, self.window, self.sinks).flatten(1)
+        return self.output(attended * self.gates(x).sigmoid() if self.gates else attended)
 
     def _turn(self, x: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor | None]:
         """Normed and rotated queries [T, heads, head_dim], and keys and values [T, 2, kv heads, head_dim] if not yet cached."""
@@ -199,7 +136,7 @@ class FeedForward:
 class Block:
     """Attention and feed-forward part of one decoder layer; the norm before attention is its caller's. experts: those of its
     feed-forward part, if there are any. total: what the parts that processes hold of a layer come to together. quantization: of its
-    weights, see `product_with`; those of norms and routers stay."""
+    weights, see `product_with`; those of norms and routers stay. delta_net: what stands in attention's place, if anything does."""
 
     def __init__(
         self,
@@ -211,9 +148,13 @@ class Block:
         experts: ExpertShape | None = None,
         total: Total = whole,
         quantization: Quantization = "none",
+        delta_net: DeltaNetShape | None = None,
     ) -> None:
         self._total = total
-        self.attention = Attention(checkpoint, f"{prefix}.self_attn", shape, input_size, window, quantization)
+        if delta_net:
+            self.attention = DeltaNet(checkpoint, f"{prefix}.linear_attn", shape, delta_net, quantization)
+        else:
+            self.attention = Attention(checkpoint, f"{prefix}.self_attn", shape, input_size, window, quantization)
         size, eps = shape.hidden_size, shape.rms_norm_eps
         self.feed_forward_norm = norm(checkpoint, f"{prefix}.post_attention_layernorm", size, eps)
         self.output_norms = None
@@ -232,8 +173,16 @@ class Block:
         return other
 
     @property
-    def parts(self) -> LayerParts:
+    def products(self) -> "tuple[OpaqueProduct | ProductStack | NarrowStack | None, ...]":
+        """Of its weights."""
+        return *self.attention.products, *self.feed_forward.products
+
+    @property
+    def parts(self) -> LayerParts | None:
+        """What a compiled function for whole layers is made of; None if there is none for such layers."""
         attention, feed_forward = self.attention, self.feed_forward
+        if isinstance(attention, DeltaNet) or attention.gates:
+            return None
         products = (attention.qkv.product, attention.output.product, *feed_forward.products)
         return LayerParts(
             products,
@@ -253,32 +202,6 @@ class Block:
         x, normed = self.feed_forward_norm.after_adding(x, self.output_norms[0](added) if self.output_norms else added)
         added = self._total(self.feed_forward(normed))
         return x, self.output_norms[1](added) if self.output_norms else added
-
-
-def linear(checkpoint: Checkpoint, name: str, out_size: int, in_size: int, quantization: Quantization = "none") -> Linear:
-    return merged_linear(checkpoint, {name: out_size}, in_size, quantization)
-
-
-def merged_linear(checkpoint: Checkpoint, out_sizes: dict[str, int], in_size: int, quantization: Quantization) -> Linear:
-    """Several projections of one input as a single product. Either all of them have a bias or none has; one of zeros only, as
-    quantizers write them, is none.
-
-    Each is copied to its place as it is read, so that no more than one of them is in memory twice.
-    """
-    biases = [checkpoint.take(f"{name}.bias", (size,)) for name, size in out_sizes.items() if f"{name}.bias" in checkpoint]
-    bias = torch.cat(biases) if any(own.any() for own in biases) else None
-    if len(out_sizes) == 1:
-        (name, size), *_ = out_sizes.items()
-        return Linear(checkpoint.take(f"{name}.weight", (size, in_size)), bias, quantization)
-    merged, row = None, 0
-    for name, size in out_sizes.items():
-        weight = checkpoint.take(f"{name}.weight", (size, in_size))
-        if merged is None:
-            merged = weight.new_empty(sum(out_sizes.values()), in_size)
-        merged[row : row + size] = weight
-        row += size
-    assert merged is not None
-    return Linear(merged, bias, quantization)
 
 
 def norm(checkpoint: Checkpoint, name: str, size: int, eps: float) -> RMSNorm:

@@ -25,6 +25,7 @@ def text_batch(texts: list[list[int]], device: torch.device) -> Batch:
             tuple(range(start, start + len(text)) for start, text in zip(starts, texts, strict=False)),
         ),
         tree_mask=None,
+        state_rows=torch.arange(len(texts), device=device),
     )
 
 
@@ -36,4 +37,5 @@ def text_pool(batch: Batch, num_layers: int, shape: LayerShape, like: Tensor) ->
 def read_texts(target: Decoder, texts: list[list[int]], feature_layers: tuple[int, ...]) -> TargetOutput:
     """Hidden states and features of all tokens [T], text after text."""
     batch = text_batch(texts, target.embedding.device)
-    return target.forward(batch, target.make_pool(len(batch.tokens)), ReferenceAttention(target.embedding.dtype), feature_layers)
+    pool = target.make_pool(len(batch.tokens), len(texts))
+    return target.forward(batch, pool, ReferenceAttention(target.embedding.dtype), feature_layers)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from eagle_rt.models.experts import expert_name
-from eagle_rt.models.layers import OUTPUT_NORMS
-from eagle_rt.models.spec import GEMMAS, ModelSpec
+from eagle_rt.models.layers import GATES_OF_ATTENTION, OUTPUT_NORMS
+from eagle_rt.models.spec import GEMMAS, HYBRIDS, ModelSpec
 from eagle_rt.models.weights import Checkpoint
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -21,6 +21,8 @@ GEMMA_NORMS = {
     "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": OUTPUT_NORMS[1],
 }
+# Norms whose weights are what they multiply by, less one; that within a gated delta net is another.
+LESS_ONE, WHOLE_NORM = (*GEMMAS, *HYBRIDS), ".linear_attn.norm.weight"
 TURNED = r"\.([qk]_(proj|norm)|(query|key)_layernorm)\.(weight|bias)$"
 
 
@@ -42,6 +44,10 @@ class RearrangedCheckpoint(Checkpoint):
     def model_dir(self) -> Path:
         return self._tensors.model_dir
 
+    @property
+    def device(self) -> str:
+        return self._tensors.device
+
     def skip(self, name: str) -> None:
         self._tensors.skip(name)
 
@@ -49,10 +55,13 @@ class RearrangedCheckpoint(Checkpoint):
         return self._tensors.take_raw(name, shape)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = self._tensors.take(name, shape) if name in self._tensors else self._part(name, shape)
+        if self._spec.shape.gates_attention and name.endswith((".q_proj.weight", GATES_OF_ATTENTION)):
+            tensor = self._queries_or_gates(name, shape)
+        else:
+            tensor = self._tensors.take(name, shape) if name in self._tensors else self._part(name, shape)
         if self._spec.architecture in GATES_FIRST and name.endswith(".experts.gate_up_proj"):
             return tensor.unflatten(2, (2, -1)).transpose(2, 3).flatten(2)
-        if self._spec.architecture in GEMMAS and name.endswith("norm.weight"):
+        if self._spec.architecture in LESS_ONE and name.endswith("norm.weight"):
             # In float32, as half precision would cut off what is added to one.
             tensor = (tensor.float() + 1) * (self._spec.query_scale if name.endswith("q_norm.weight") else 1)
         return self._in_order(tensor) if re.search(TURNED, name) else tensor
@@ -67,6 +76,12 @@ class RearrangedCheckpoint(Checkpoint):
         if self._read_last[0] != whole_name:
             self._read_last = whole_name, self._tensors.take(whole_name, (sum(sizes), *shape[1:]))
         return self._read_last[1].split(sizes)[FUSED[fused].index(part)]
+
+    def _queries_or_gates(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Of each head the queries are stored before the gates."""
+        both = self._tensors.take(name.replace(GATES_OF_ATTENTION, ".q_proj.weight"), (2 * shape[0], shape[1]))
+        heads = both.unflatten(0, (-1, 2, self._spec.shape.head_dim))
+        return heads[:, int(name.endswith(GATES_OF_ATTENTION))].flatten(0, 1)
 
     def _in_order(self, tensor: Tensor) -> Tensor:
         head_dim, num_turned = self._spec.rope.head_dim, self._spec.rope.rotary_dim

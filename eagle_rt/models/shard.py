@@ -31,6 +31,8 @@ class Shard:
     def check(self, spec: ModelSpec) -> None:
         """Raises ValueError if the model cannot be cut into so many parts."""
         shape, size = spec.shape, self.size
+        if spec.delta_net:
+            raise ValueError(f"--tensor-parallel-size {size}: {spec.architecture} cannot be cut into parts yet; use 1")
         numbers = {"attention heads": shape.num_heads, "tokens": spec.vocab_size}
         for experts in spec.experts:
             if experts:

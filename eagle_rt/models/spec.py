@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from eagle_rt.kernels.delta_net import DeltaNetShape
 from eagle_rt.kernels.experts import Mixing
 from eagle_rt.kernels.gate import GEGLU, SWIGLU, Gate
 from eagle_rt.models.quantized import Storage, storage_of
@@ -28,6 +29,7 @@ FAMILIES = {
     "HunYuanDenseV1ForCausalLM": None,
     "Gemma3ForCausalLM": True,
     "Glm4MoeForCausalLM": None,
+    "Qwen3_5ForCausalLM": None,
 }
 # Models that see, too: the part of them that reads is served. What that is, and of which type its `text_config` may be (or all of
 # its config.json, in which the first Qwen2.5-VL have it).
@@ -37,9 +39,12 @@ READING_PARTS = {
     "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", "qwen2_5_vl_text", "qwen2_5_vl"),
     "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", "qwen3_vl_text"),
     "Qwen3VLMoeForConditionalGeneration": ("Qwen3MoeForCausalLM", "qwen3_vl_moe_text"),
+    "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", "qwen3_5_text"),
 }
 GEMMAS = "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
 GLMS = ("Glm4MoeForCausalLM",)
+# Of their layers most have memories, and attention in the others has gates.
+HYBRIDS = "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"
 # What published configs leave out: transformers' defaults.
 LEFT_OUT = {
     "Gemma3ForCausalLM": {
@@ -57,6 +62,7 @@ LEFT_OUT = {
         "sliding_window_pattern": 6,
     },
     "Glm4MoeForCausalLM": {"norm_topk_prob": True, "partial_rotary_factor": 0.5},
+    "Qwen3_5ForCausalLM": {"partial_rotary_factor": 0.25, "full_attention_interval": 4},
 }
 GATES = {"silu": SWIGLU, "gelu_pytorch_tanh": GEGLU}
 # What would make other models of these, were it set.
@@ -65,7 +71,8 @@ UNSUPPORTED = "attn_logit_softcapping", "final_logit_softcapping", "use_bidirect
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The numbers that size one attention and feed-forward block; target layers and head layers share them."""
+    """The numbers that size one attention and feed-forward block; target layers and head layers share them. gates_attention: what
+    attention gives is multiplied with gates of its input's."""
 
     hidden_size: int
     intermediate_size: int
@@ -74,6 +81,7 @@ class LayerShape:
     head_dim: int
     rms_norm_eps: float
     gate: Gate = SWIGLU
+    gates_attention: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,8 +95,9 @@ class ExpertShape:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """windows: per layer, how far back a query sees, or None; experts: per layer, those of its feed-forward part, or None; dtype:
-    the one the checkpoint was saved in; storage: how its weights are stored, if not as they are.
+    """windows: per layer, how far back a query sees, or None; experts: per layer, those of its feed-forward part, or None;
+    delta_nets: per layer, what stands in attention's place, or None; dtype: the one the checkpoint was saved in; storage: how its
+    weights are stored, if not as they are.
 
     window_rope: of layers with a window, if they have one of their own. embedding_scale: what embeddings are multiplied by;
     query_scale: what queries are, besides what attention takes them by.
@@ -104,10 +113,16 @@ class ModelSpec:
     max_position_embeddings: int
     dtype: torch.dtype
     experts: tuple[ExpertShape | None, ...]
+    delta_nets: tuple[DeltaNetShape | None, ...]
     storage: Storage | None = None
     window_rope: RopeSpec | None = None
     embedding_scale: float = 1.0
     query_scale: float = 1.0
+
+    @property
+    def delta_net(self) -> DeltaNetShape | None:
+        """That of all layers which remember a text instead of looking back at it; None if all look back."""
+        return next(filter(None, self.delta_nets), None)
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
@@ -171,7 +186,7 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
     activation = config.get("hidden_activation") or config.get("hidden_act", "silu")
     if activation not in GATES:
         raise ValueError(f"activation {activation!r} is not supported; supported are {', '.join(GATES)}")
-    shape = replace(layer_shape(config), gate=GATES[activation])
+    shape = replace(layer_shape(config), gate=GATES[activation], gates_attention=name in HYBRIDS)
     rope, window_rope = ropes_from_config(config, shape.head_dim)
     return ModelSpec(
         architecture=name,
@@ -185,6 +200,7 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
         max_position_embeddings=config.get("max_position_embeddings", 2048),
         dtype=DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "float32", torch.float32),
         experts=layer_experts(config),
+        delta_nets=layer_delta_nets(config, name),
         storage=storage_of(config),
         window_rope=window_rope,
         embedding_scale=shape.hidden_size**0.5 if name in GEMMAS else 1.0,
@@ -220,6 +236,18 @@ def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
     shape, first = ExpertShape(count, size, mixing), config.get("first_k_dense_replace", 0)
     without, every = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
     return tuple(None if layer < first or layer in without or (layer + 1) % every else shape for layer in range(num_layers))
+
+
+def layer_delta_nets(config: dict[str, Any], name: str) -> tuple[DeltaNetShape | None, ...]:
+    num_layers = config["num_hidden_layers"]
+    if name not in HYBRIDS:
+        return (None,) * num_layers
+    sizes = "num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim"
+    shape, every = DeltaNetShape(*(config[f"linear_{size}"] for size in sizes)), config["full_attention_interval"]
+    if shape.num_heads % shape.num_key_heads:
+        raise ValueError(f"linear_num_value_heads is {shape.num_heads} in config.json, not a multiple of {shape.num_key_heads}")
+    types = config.get("layer_types") or ["linear_attention" if (layer + 1) % every else "" for layer in range(num_layers)]
+    return tuple(shape if kind == "linear_attention" else None for kind in types)
 
 
 def layer_windows(config: dict[str, Any], applies_by_default: bool | None) -> tuple[int | None, ...]:

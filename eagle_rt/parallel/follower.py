@@ -68,7 +68,7 @@ class Follower:
 
     def do(self, command: Command) -> None:
         if isinstance(command, MakePool):
-            self._pools[command.number] = self._decoder.make_pool(command.num_slots)
+            self._pools[command.number] = self._decoder.make_pool(command.num_slots, num_texts=0)
         elif isinstance(command, DropPool):
             del self._pools[command.number]
         elif isinstance(command, Move):

@@ -22,7 +22,7 @@ from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.decoder import Decoder, TargetOutput, load_decoder
-from eagle_rt.models.layers import Linear
+from eagle_rt.models.linear import Linear
 from eagle_rt.models.shard import Shard
 from eagle_rt.parallel.group import Command, DropPool, Group, MakePool, Move, OutputLayer, OutputWeight, Pass, packed
 
@@ -152,10 +152,10 @@ class LeadingDecoder(Decoder):
         self._followers, self._numbers = followers, itertools.count()
         self.lm_head = SharedOutputLayer(followers, self.lm_head)
 
-    def make_pool(self, num_slots: int) -> SharedPool:
+    def make_pool(self, num_slots: int, num_texts: int) -> SharedPool:
         number = next(self._numbers)
         self._followers.tell(MakePool(number, num_slots))
-        pool = SharedPool(self._followers, number, super().make_pool(num_slots))
+        pool = SharedPool(self._followers, number, super().make_pool(num_slots, num_texts))
         weakref.finalize(pool, drop, self._followers, number).atexit = False
         return pool
 

@@ -255,6 +255,9 @@ class HostStepper:
         self.drafter.rows.add_step([sequence.id for sequence in sequences], [len(path) for path in paths], accepted)
         if trees.is_plain:
             return
+        if self.pool.memories:
+            most = max(map(len, paths))
+            self.pool.memories.keep(self._tensor([path + [-1] * (most - len(path)) for path in paths]))
         sources, targets = [], []
         for sequence, start, path in zip(sequences, trees.starts, paths, strict=False):
             moved = [(row - start, place) for place, row in enumerate(path) if row - start != place]

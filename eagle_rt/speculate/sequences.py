@@ -20,7 +20,7 @@ class HostSequence:
     """A sequence whose next token is due, for steps that are decided on the host.
 
     text: its tokens, of which all but the last, the root, are cached in `slots`, which go on past them with scratch rows.
-    bounds: the largest tree to draft, None for none at all.
+    bounds: the largest tree to draft, None for none at all. state_row: see `Batch.state_rows`.
     """
 
     id: str
@@ -28,6 +28,7 @@ class HostSequence:
     slots: Slots
     temperature: float
     bounds: TreeShape | None
+    state_row: int = 0
 
     @property
     def num_cached(self) -> int:
@@ -77,7 +78,7 @@ class DecodeSequences:
 
     root_tokens: [B] the last token of each text, which is not cached yet; positions: [B] int64, where it stands, which is also the
     number of rows before it in the `cache`. scratch_slots: [B, R] those of the R scratch rows that follow. state_rows: [B]
-    where each sequence's draft state is kept.
+    where each sequence's draft state is kept, and what the target's layers remember of it.
     """
 
     root_tokens: Tensor
@@ -106,6 +107,7 @@ class DecodeSequences:
             query_starts=tuple(range(0, (self.batch_size + 1) * num_rows, num_rows)),
             rows=self.cache.visible(last_row),
             tree_mask=tree_mask,
+            state_rows=self.state_rows,
         )
 
     def positions_at(self, depths: Tensor) -> Tensor:
@@ -144,4 +146,5 @@ def packed_scratch_batch(
         query_starts=starts,
         rows=HostRows(kv_lens, tuple(own.slots[:kv_len] for own, kv_len in zip(sequences, kv_lens, strict=True))),
         tree_mask=None if visible is None else HostMask(visible, tuple(num_scratch)),
+        state_rows=torch.as_tensor([own.state_row for own in sequences], device=device),
     )

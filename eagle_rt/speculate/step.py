@@ -87,6 +87,9 @@ class Stepper:
             acceptance = simulated_walk(tree, choice, self.max_depth, self.simulated_length)
         else:
             acceptance = operations.walk(tree, choice, self.max_depth)
+        if self.pool.memories:
+            firsts = torch.arange(0, tree.tokens.numel(), tree.num_nodes, device=logits.device)[:, None]
+            self.pool.memories.keep(torch.where(acceptance.path < 0, -1, firsts + acceptance.path))
         if drafter and output.features is not None:
             operations.keep(self.pool, sequences.scratch_slots, acceptance.path)
             mark("accept")

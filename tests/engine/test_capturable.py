@@ -19,7 +19,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from eagle_rt.engine.graphs import StepGraph
 from eagle_rt.kernels import dispatch
-from eagle_rt.models import layers
+from eagle_rt.models import linear
 from eagle_rt.tree_shape import NO_SPECULATION
 
 
@@ -77,7 +77,7 @@ def test_what_is_captured_never_reads_a_tensor(
     target_dir: Path, head_dir: Path, tree: Tree | None, has_penalties: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a GPU: a CPU's own kernels read their operands on the host.
-    monkeypatch.setattr(layers, "product_with", lambda weight, bias, quantization: None)
+    monkeypatch.setattr(linear, "product_with", lambda weight, bias, quantization: None)
     monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
     core = make_captured(target_dir, head_dir, tree, (2,), speculative_tree="adaptive")
     captured = core.runner.graphs
@@ -129,7 +129,7 @@ def test_kernels_are_launched_with_the_types_that_they_are_compiled_for(
     monkeypatch.setattr(GridExecutor, "__call__", original)
     monkeypatch.setattr(dispatch, "prefers_triton", lambda x: True)
     monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
-    monkeypatch.setattr(layers, "product_with", lambda weight, bias, quantization: None)
+    monkeypatch.setattr(linear, "product_with", lambda weight, bias, quantization: None)
     core = make_captured(target_dir, head_dir, (3, 2, 6), (1,))
     monkeypatch.setattr(GridExecutor, "__call__", launch)
     sampling = replace(SETTINGS[0], temperature=1, top_k=3, top_p=1, min_p=0, frequency_penalty=1, max_new_tokens=3)

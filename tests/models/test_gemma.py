@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels.gate import GEGLU
-from eagle_rt.models import layers
+from eagle_rt.models import linear
 from eagle_rt.models.spec import model_spec
 
 TOKENS = list(range(10, 90))
@@ -71,7 +71,7 @@ def test_captured_steps_write_the_same_texts(gemma_dir: Path, head_dir: Path, mo
     expected = run(make_core(gemma_dir, context_length=100), prompts, setting)
     monkeypatch.setattr(dispatch, "prefers_triton", lambda x: True)
     monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
-    monkeypatch.setattr(layers, "product_with", lambda weight, bias, quantization: None)
+    monkeypatch.setattr(linear, "product_with", lambda weight, bias, quantization: None)
     core = make_captured(gemma_dir, head_dir, (2, 2, 4), (2,), context_length=100)
     assert run(core, prompts, setting) == expected
     assert "step" in core.runner.clock.seconds

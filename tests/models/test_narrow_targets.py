@@ -18,10 +18,10 @@ from eagle_rt.kernels.triton import narrow_product as kernels
 from eagle_rt.kernels.triton.mix_experts import mix_experts
 from eagle_rt.kernels.triton.route import route
 from eagle_rt.kernels.triton.widen import widen
-from eagle_rt.models import layers
+from eagle_rt.models import linear
 from eagle_rt.models.decoder import Decoder, load_decoder
 from eagle_rt.models.experts import Experts
-from eagle_rt.models.layers import Linear
+from eagle_rt.models.linear import Linear
 from eagle_rt.models.spec import model_spec, read_config
 from models.test_quantized_checkpoints import write, write_mxfp4
 
@@ -131,9 +131,9 @@ def test_a_head_may_have_eight_bits(target_dir: Path, head_dir: Path) -> None:
 
 @pytest.mark.usefixtures("with_kernels")
 def test_none_is_widened_for_a_skinny_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "most_skinny_rows", lambda weight: 64)
+    monkeypatch.setattr(linear, "most_skinny_rows", lambda weight: 64)
     asked: list[str] = []
     monkeypatch.setattr(dispatch, "triton_kernel", lambda name, x: asked.append(name))
-    linear, x = Linear(torch.randn(2 * 24, 64).bfloat16(), None, "int8"), torch.randn(3, 64).bfloat16()
-    torch.testing.assert_close(linear.gated(x), gated(x @ linear.weight.t()), rtol=0.05, atol=0.5)
+    own, x = Linear(torch.randn(2 * 24, 64).bfloat16(), None, "int8"), torch.randn(3, 64).bfloat16()
+    torch.testing.assert_close(own.gated(x), gated(x @ own.weight.t()), rtol=0.05, atol=0.5)
     assert asked == ["gated"] * 2

@@ -18,7 +18,7 @@ from eagle_rt.kernels.products import has_own_kernels
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import load_head
-from eagle_rt.models.layers import Linear
+from eagle_rt.models.linear import Linear
 from eagle_rt.models.reading import text_batch, text_pool
 
 TEXT = random_prompts(1, seed=5, longest=40)[0]

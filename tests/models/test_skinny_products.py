@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels.gate import GEGLU
 from eagle_rt.kernels.skinny import SMALL_TILE, TURNED_TILE
-from eagle_rt.models import layers
-from eagle_rt.models.layers import Linear
+from eagle_rt.models import layers, linear
+from eagle_rt.models.linear import Linear
 
 # Weights that tiles divide, and heads of 64.
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 64, "num_hidden_layers": 2}
@@ -38,9 +38,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return run
 
-    monkeypatch.setattr(layers, "most_skinny_rows", lambda weight: SMALL_TILE.most_rows)
+    monkeypatch.setattr(linear, "most_skinny_rows", lambda weight: SMALL_TILE.most_rows)
     monkeypatch.setattr(layers, "most_turned_rows", lambda weight, head_dim: TURNED_TILE.most_rows)
-    monkeypatch.setattr(layers, "product_with", lambda weight, bias, quantization: None)
+    monkeypatch.setattr(linear, "product_with", lambda weight, bias, quantization: None)
     monkeypatch.setattr(dispatch, "triton_kernel", kernel)
     return names
 

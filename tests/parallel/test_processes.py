@@ -105,7 +105,7 @@ def test_caches_are_dropped(target_dir: Path, make_two: Any, monkeypatch: pytest
         tell = followers_of(core).tell
         patch.setattr(followers_of(core), "tell", lambda command: (told.append(command), tell(command)))
         for _ in range(2):
-            pool = target.make_pool(4)
+            pool = target.make_pool(4, 0)
             pool.move(torch.tensor([0]), torch.tensor([1]))
             number = pool.number
             del pool

@@ -14,7 +14,7 @@ from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.prepare import decode_sequences
 from eagle_rt.kernels import contenders, dispatch
-from eagle_rt.models import layers
+from eagle_rt.models import linear
 from eagle_rt.speculate.step import StepOutcome
 
 SETTINGS = [
@@ -41,7 +41,7 @@ def fake_step(core: EngineCore, on_mark: Callable[[str], None] = lambda name: No
 @pytest.fixture(autouse=True)
 def products_as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU's own read their operands on the host."""
-    monkeypatch.setattr(layers, "product_with", lambda weight, bias, quantization: None)
+    monkeypatch.setattr(linear, "product_with", lambda weight, bias, quantization: None)
     monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
 
 

@@ -18,7 +18,9 @@ from eagle_rt.kernels.whole_pass import StackedLayers, layer_stack
 from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.spec import HeadSpec
-from eagle_rt.models.layers import Attend, Block, Linear, norm, optional_norm, pass_context
+from eagle_rt.models.layers import Block, norm, optional_norm
+from eagle_rt.models.linear import Linear
+from eagle_rt.models.pass_context import Attend, pass_context
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint

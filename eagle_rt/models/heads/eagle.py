@@ -6,7 +6,8 @@ from torch import Tensor
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.spec import HeadSpec
-from eagle_rt.models.layers import linear, optional_norm
+from eagle_rt.models.layers import optional_norm
+from eagle_rt.models.linear import linear
 from eagle_rt.models.weights import Checkpoint
 
 

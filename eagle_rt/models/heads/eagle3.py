@@ -7,7 +7,8 @@ from eagle_rt.kernels.rms_norm import norms_side_by_side
 from eagle_rt.models.decoder import FINAL_NORM, Decoder
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.spec import HeadSpec
-from eagle_rt.models.layers import Linear, linear, norm, optional_norm
+from eagle_rt.models.layers import norm, optional_norm
+from eagle_rt.models.linear import Linear, linear
 from eagle_rt.models.weights import Checkpoint
 from eagle_rt.token_map.token_map import TokenMap, from_offsets, identity_map
 

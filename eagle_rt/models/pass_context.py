@@ -1,0 +1,46 @@
+"""What the layers of one pass share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from eagle_rt.attention.cached import CachedAttention
+from eagle_rt.attention.recurrence import CachedRecurrence
+from eagle_rt.cache.pool import KVPool
+from eagle_rt.kernels import dispatch
+from eagle_rt.kernels.whole_pass import Angles, ByWindow, WholePass, whole_pass
+from eagle_rt.models.rope import Rope
+
+Attend = Callable[[int, Tensor, Tensor | None, int | None, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """What every layer of one pass shares: the positions' angles, cos and sin, and `attend(layer, queries, keys_and_values, window,
+    sinks)`.
+
+    cache: the pool, and the slots [T] of this pass, where one kernel turns queries and keys and writes to the cache; the layers
+    then have no keys and values to hand to `attend`. whole: what functions for whole layers need, where there are such.
+    recurrence: what layers with memories call, where there are such.
+    """
+
+    angles: ByWindow[Angles]
+    attend: Attend
+    cache: tuple[KVPool, Tensor] | None = None
+    whole: WholePass | None = None
+    recurrence: CachedRecurrence | None = None
+
+
+def pass_context(rope: Rope, positions: Tensor, attend: Attend, window_rope: Rope | None = None) -> PassContext:
+    """window_rope: of layers with a window, if they have one of their own."""
+    own = rope.cos_sin(positions)
+    angles = ByWindow(own, window_rope.cos_sin(positions) if window_rope else own)
+    if not isinstance(attend, CachedAttention):
+        return PassContext(angles, attend)
+    context = PassContext(angles, attend, recurrence=attend.recurrence)
+    if not (dispatch.prefers_triton(positions) or dispatch.prefers_compiled(positions, own[0].dtype)):
+        return context
+    pool, slots = attend.cache
+    whole = whole_pass(angles, pool.storage, slots, attend.whole_layers)
+    return replace(context, cache=attend.cache, whole=whole)
