@@ -174,6 +174,7 @@ FAMILIES = (
     "phi3-long",
     "hunyuan",
     "gemma3",
+    "qwen3.5",
     *WITH_EXPERTS,
 )
 

@@ -1,4 +1,4 @@
-"""A target that hardly looks past the last token, and a head that therefore foresees it: what is accepted changes with every step."""
+"""A target that hardly looks past the last token, and a head that foresees it: what is accepted changes with every step."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,7 @@
 """Small targets that hold a layer of their own which drafts, as published ones do, next to its slow twin."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,8 @@ def write_mimo(directory: Path) -> Written:
     return Written(directory, SlowHead(parts), (FINAL,))
 
 
-def write_glm(directory: Path) -> Written:
-    """A GLM-4.5 checkpoint: behind its eight layers one for multi-token prediction, with experts, and copies of the embeddings and
-    the output layer."""
-    config = family_config("glm4-moe")
-    random_model(config, NO_NEAR_TIES["glm4-moe"]).save_pretrained(directory)
-    byte_tokenizer().save_pretrained(directory)
-    # A layer of another model's is transformers' own.
+def layer_of_another(directory: Path, config: Any) -> tuple[Callable[[Tensor], Tensor], dict[str, Tensor]]:
+    """The last layer of another model, as transformers runs it, and its tensors by their names within the layer."""
     other = random_model(config, seed=12).model
     layer = other.layers[-1]
 
@@ -74,12 +70,22 @@ def write_glm(directory: Path) -> Written:
         mask = torch.full((1, 1, length, length), -torch.inf).triu(1)
         return layer(x[None], attention_mask=mask, position_embeddings=angles)[0]
 
-    own = {"whole_layer": run_layer, "eps": config.rms_norm_eps}
-    parts = mtp_parts(directory, Maker(), layers=[], head_dim=config.head_dim, **own)
     other.save_pretrained(directory / "other")
     last = f"layers.{config.num_hidden_layers - 1}."
     stored = load_file(directory / "other" / "model.safetensors")
-    tensors = {name.partition(last)[2]: tensor for name, tensor in stored.items() if last in name} | {
+    return run_layer, {name.partition(last)[2]: tensor for name, tensor in stored.items() if last in name}
+
+
+def write_glm(directory: Path) -> Written:
+    """A GLM-4.5 checkpoint: behind its eight layers one for multi-token prediction, with experts, and copies of the embeddings and
+    the output layer."""
+    config = family_config("glm4-moe")
+    random_model(config, NO_NEAR_TIES["glm4-moe"]).save_pretrained(directory)
+    byte_tokenizer().save_pretrained(directory)
+    run_layer, tensors = layer_of_another(directory, config)
+    own = {"whole_layer": run_layer, "eps": config.rms_norm_eps}
+    parts = mtp_parts(directory, Maker(), layers=[], head_dim=config.head_dim, **own)
+    tensors |= {
         "enorm.weight": parts.embedding_norm,
         "hnorm.weight": parts.hidden_norm,
         "eh_proj.weight": parts.fc,
@@ -88,4 +94,22 @@ def write_glm(directory: Path) -> Written:
         "shared_head.head.weight": parts.lm_head.clone(),
     }
     add_to_target(directory, f"model.layers.{config.num_hidden_layers}.", tensors)
+    return Written(directory, SlowHead(parts), (FINAL,))
+
+
+def write_qwen3_5(directory: Path, name: str = "qwen3.5") -> Written:
+    """A Qwen3.5 checkpoint: one layer for multi-token prediction beside the others, which has attention, with gates."""
+    config = family_config(name)
+    random_model(config, NO_NEAR_TIES.get(name, 0)).save_pretrained(directory)
+    byte_tokenizer().save_pretrained(directory)
+    run_layer, layer = layer_of_another(directory, config)
+    own = {"whole_layer": run_layer, "eps": config.rms_norm_eps}
+    parts = mtp_parts(directory, Maker(), layers=[], head_dim=config.head_dim, **own)
+    tensors = {f"layers.0.{own}": tensor for own, tensor in layer.items()} | {
+        "pre_fc_norm_embedding.weight": parts.embedding_norm - 1,
+        "pre_fc_norm_hidden.weight": parts.hidden_norm - 1,
+        "norm.weight": parts.final_norm - 1,
+        "fc.weight": parts.fc,
+    }
+    add_to_target(directory, "mtp.", tensors)
     return Written(directory, SlowHead(parts), (FINAL,))

@@ -40,7 +40,7 @@ def lineage_of(batch: Batch) -> Lineage:
         firsts, stops = to_device(starts[:-1], device), to_device(starts[1:], device)
     if mask is None:
         parents = torch.arange(-1, num_rows - 1, device=device).index_fill(0, firsts, -1)
-        return Lineage(firsts, stops, parents, is_text=True)
+        return Lineage(firsts, stops, parents)
     if isinstance(mask, HostMask):
         visible = torch.from_numpy(mask.visible)
         first_of_each = firsts.repeat_interleave(stops - firsts)
@@ -51,7 +51,8 @@ def lineage_of(batch: Batch) -> Lineage:
         places, first_of_each = torch.arange(size, device=device), firsts[:, None]
     columns = torch.arange(visible.shape[-1], device=visible.device)
     before = torch.where(visible & (columns < places[:, None]), columns, -1).amax(dim=-1).to(device)
-    return Lineage(firsts, stops, torch.where(before < 0, -1, first_of_each + before).flatten(), is_text=False)
+    parents = torch.where(before < 0, -1, first_of_each + before).flatten()
+    return Lineage(firsts, stops, parents, visible.flatten(0, -2).contiguous().to(device))
 
 
 def bits_of(mask: MaskWords) -> Tensor:

@@ -43,7 +43,7 @@ class Memories:
         starts = torch.arange(len(paths), device=paths.device) * paths.shape[1]
         parents = torch.arange(-1, paths.numel() - 1, device=paths.device)
         parents[:: paths.shape[1]] = -1
-        lineage, taken = Lineage(starts, starts + lengths, parents, is_text=True), paths.clamp(min=0).flatten()
+        lineage, taken = Lineage(starts, starts + lengths, parents), paths.clamp(min=0).flatten()
         for layer, inputs, rates, weights in self._noted:
             memory = Memory(self.channels[layer], self.matrices[layer], rows, is_new)
             delta_net(inputs[taken], rates[taken], weights, memory, lineage)

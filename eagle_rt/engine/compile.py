@@ -16,11 +16,16 @@ DEFAULT_MAX_BATCH = {"cpu": 1, "cuda": 8}
 def compile_passes(core: EngineCore, models: LoadedModels, config: EngineConfig) -> list[str]:
     """Compile target and head for batches of up to --torch-compile-max-bs requests; what was compiled, and in what time.
 
-    Where compiling fails the pass stays eager, unless --strict.
+    Where compiling fails the pass stays eager, unless --strict; so do all of models that no compiler is given.
 
     Raises:
         ValueError: under --strict, compiling failed.
     """
+    if models.spec.delta_net:
+        problem = f"--enable-torch-compile: {models.spec.architecture} has layers that are not compiled"
+        if config.strict:
+            raise ValueError(f"{problem}, and --strict was given: leave it out")
+        return [f"WARNING: {problem}: steps run eagerly"]
     start = time.perf_counter()
     max_batch = config.torch_compile_max_bs or DEFAULT_MAX_BATCH[config.device]
     max_batch = min(max_batch, config.max_running_requests)

@@ -6,18 +6,19 @@ it what is read is normed and gated. Rows may be those of a tree: then each goes
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from eagle_rt.kernels.dispatch import compiled_kernel
+from eagle_rt.kernels.dispatch import kernel_for
 
 # Beside the length of a query or key, which may be nothing.
 LEAST_SQUARE = 1e-6
-# Of a matrix, which kernels take together.
-COLUMNS = 16
+# Matrices of kernels have so many rows and columns at least.
+LEAST_DIM = 16
 
 
 class DeltaNetShape(NamedTuple):
@@ -42,6 +43,10 @@ class DeltaNetShape(NamedTuple):
         """Of queries, keys and values, in this order."""
         return 2 * self.keys_size + self.values_size
 
+    @property
+    def has_kernels(self) -> bool:
+        return all(size >= LEAST_DIM and size.bit_count() == 1 for size in (self.key_dim, self.value_dim))
+
 
 @dataclass(frozen=True)
 class DeltaNetWeights:
@@ -61,13 +66,24 @@ class Lineage:
     """Which of T rows come before which. B sequences own the rows starts[b] to stops[b] - 1, [B] int64.
 
     parents: [T] int64, the row before each in its text or its tree, which stands before it here too, -1 for those that follow what
-    is remembered of the sequence. is_text: every row goes on from the one before it, and is remembered.
+    is remembered of the sequence. is_text: every row goes on from the one before it, and is remembered; else
+    visible [T, C] bool is which rows of its tree each one sees, itself and all on the way to the first.
     """
 
     starts: Tensor
     stops: Tensor
     parents: Tensor
-    is_text: bool
+    visible: Tensor | None = None
+
+    @property
+    def is_text(self) -> bool:
+        return self.visible is None
+
+    @cached_property
+    def owners(self) -> Tensor:
+        """[T] whose each row is."""
+        rows = torch.arange(len(self.parents), device=self.parents.device)
+        return torch.searchsorted(self.starts, rows, right=True) - 1
 
 
 @dataclass(frozen=True)
@@ -90,7 +106,7 @@ def delta_net(inputs: Tensor, rates: Tensor, weights: DeltaNetWeights, memory: M
     `memory_rates`.
     """
     shape = weights.shape
-    if shape.value_dim % COLUMNS == 0 and (kernel := compiled_kernel("delta_net", inputs, inputs.dtype)):
+    if shape.has_kernels and (kernel := kernel_for("delta_net", inputs)):
         return kernel(inputs, rates, weights, memory, lineage)
     read = torch.zeros(len(inputs), shape.num_heads, shape.value_dim, device=inputs.device)
     channels, gates = inputs.float().split((shape.num_channels, shape.values_size), dim=1)

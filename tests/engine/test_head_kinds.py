@@ -16,13 +16,13 @@ SETTINGS = {
     "greedy": [SamplingParams(temperature=0, max_new_tokens=24)] * 8,
     "seeded": [SamplingParams(temperature=1.0, top_p=0.9, seed=index, max_new_tokens=24) for index in range(8)],
 }
+OWN_LAYERS = {"mtp": mtp_layouts.write_mimo, "mtp-glm": mtp_layouts.write_glm, "mtp-qwen3.5": mtp_layouts.write_qwen3_5}
 KINDS = [
     "eagle-llama3",
     "eagle-vicuna",
     "eagle-qwen2",
     *head_layouts.EAGLE3_LAYOUTS,
-    "mtp",
-    "mtp-glm",
+    *OWN_LAYERS,
     "eagle-mapped",
     "eagle3-mapped",
 ]
@@ -31,10 +31,9 @@ RUNS = [(1, (1, 1, 2), "none"), (1, (4, 3, 12), "none"), (8, (4, 3, 12), "none")
 
 def pair(kind: str, target_dir: Path, tmp_path: Path) -> tuple[Path, Path | None, dict[str, Any]]:
     """(target, head, options) of one kind."""
-    if kind in ("mtp", "mtp-glm"):
+    if kind in OWN_LAYERS:
         own = {"speculative_algorithm": "NEXTN", "speculative_draft_model_path": None}
-        write = mtp_layouts.write_mimo if kind == "mtp" else mtp_layouts.write_glm
-        return write(tmp_path / kind).directory, None, own
+        return OWN_LAYERS[kind](tmp_path / kind).directory, None, own
     name = {"eagle-mapped": "eagle-llama3", "eagle3-mapped": "eagle3-yuhuili"}.get(kind, kind)
     options: dict[str, Any] = {"speculative_algorithm": "EAGLE" if name in head_layouts.EAGLE_LAYOUTS else "EAGLE3"}
     if kind.endswith("mapped"):

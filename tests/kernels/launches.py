@@ -19,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from eagle_rt.kernels.delta_net import DeltaNetShape, DeltaNetWeights, Lineage, Memory
 from eagle_rt.kernels.experts import ExpertTensors, Mixing
 from eagle_rt.kernels.gate import GEGLU, SWIGLU, Gate
 from eagle_rt.kernels.narrow import TILE, WORDS, Kind, NarrowWeight, block_inputs
@@ -29,6 +30,7 @@ from eagle_rt.kernels.triton.add_rms_norm import add_rms_norm
 from eagle_rt.kernels.triton.ancestors import ancestors
 from eagle_rt.kernels.triton.begin_step import begin_step
 from eagle_rt.kernels.triton.cos_sin import cos_sin
+from eagle_rt.kernels.triton.delta_net import delta_net
 from eagle_rt.kernels.triton.embed import embed
 from eagle_rt.kernels.triton.filter_thresholds import filter_thresholds
 from eagle_rt.kernels.triton.finish_step import finish_step
@@ -179,7 +181,21 @@ def norm(size: int, dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
     norms_side_by_side(x, weight, 1e-5, x, weight, 1e-5)
 
 
+def remember(shape: DeltaNetShape, dtype: torch.dtype, num_nodes: int | None) -> None:
+    """Two texts of 32 rows, or trees of so many nodes."""
+    rows, heads = 2 * (num_nodes or 32), shape.num_heads
+    weights = DeltaNetWeights(
+        shape, floats(shape.num_channels, shape.taps), floats(heads), floats(heads), floats(shape.value_dim), 1e-6
+    )
+    kept = floats(4, shape.taps - 1, shape.num_channels, dtype=dtype), floats(4, heads, shape.key_dim, shape.value_dim)
+    visible = ids(rows, num_nodes, dtype=torch.bool) if num_nodes else None
+    inputs, rates = floats(rows, shape.num_channels + shape.values_size, dtype=dtype), floats(rows, 2 * heads, dtype=dtype)
+    memory, lineage = Memory(*kept, ids(2), ids(2, dtype=torch.bool)), Lineage(ids(2), ids(2), ids(rows), visible)
+    delta_net(inputs, rates, weights, memory, lineage)
+
+
 LLAMA, QWEN, GPT_OSS, GEMMA, PHI = (32, 8, 128), (14, 2, 64), (64, 8, 64), (8, 4, 256), (32, 32, 80)
+QWEN3_5 = DeltaNetShape(num_key_heads=16, num_heads=32, key_dim=128, value_dim=128, taps=4)
 BALANCED = Mixing(8, normalizes=True, by_sigmoid=True, scale=2.5, num_shared=1)
 OSS_GATE = Gate(1.702, 7.0, shift=1.0)
 # By what of a GPU they need: tiles that fit anywhere, or into a data centre's only, or none.
@@ -192,6 +208,10 @@ ATTENTION = [
     lambda: attend(PHI, FP16, Uniform(8, 8), page_size=64),
     lambda: attend(LLAMA, FP32, Uniform(32, 32)),
     lambda: attend(GEMMA, FP32, prompts(512)),
+    lambda: remember(QWEN3_5, BF16, None),
+    lambda: remember(QWEN3_5, BF16, 16),
+    lambda: remember(QWEN3_5, FP16, 64),
+    lambda: remember(QWEN3_5, FP32, 100),
 ]
 PRODUCTS = [
     lambda: multiply(skinny_product, 1, SMALL_TILE, FP16),

@@ -36,6 +36,11 @@ def glm(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture(scope="session")
+def qwen3_5(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return mtp_layouts.write_qwen3_5(tmp_path_factory.mktemp("qwen3.5"))
+
+
+@pytest.fixture(scope="session")
 def mimo(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return mtp_layouts.write_mimo(tmp_path_factory.mktemp("mimo"))
 
@@ -104,6 +109,12 @@ def test_logits_of_a_layer_with_experts(glm: Written) -> None:
     check_logits(head, glm.slow, glm.directory, glm.feature_layers)
 
 
+def test_logits_of_a_layer_with_gates(qwen3_5: Written) -> None:
+    head, unused = load_mtp_head(qwen3_5.directory, load_target(qwen3_5.directory), torch.float32, "cpu")
+    assert unused == []
+    check_logits(head, qwen3_5.slow, qwen3_5.directory, qwen3_5.feature_layers)
+
+
 @torch.inference_mode()
 def check_trees(written: Written, target_dir: Path, tree_shape: tuple[int, int, int], count: int, **options: Any) -> None:
     """By both drafters, the one with fixed shapes and the one that the host decides for; some contexts straight after the prompt,
@@ -153,9 +164,9 @@ def test_trees_of_every_layout(written: dict[str, Written], target_dir: Path, na
     check_trees(written[name], target_dir, (5, 4, 16), 3, speculative_algorithm=algorithm(name))
 
 
-def test_trees_of_a_targets_own_layer(mimo: Written, glm: Written) -> None:
+def test_trees_of_a_targets_own_layer(mimo: Written, glm: Written, qwen3_5: Written) -> None:
     own = {"speculative_algorithm": "NEXTN", "speculative_draft_model_path": None}
-    for written in (mimo, glm):
+    for written in (mimo, glm, qwen3_5):
         check_trees(written, written.directory, (5, 4, 16), 3, **own)
 
 

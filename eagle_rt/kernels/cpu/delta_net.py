@@ -25,8 +25,10 @@ from eagle_rt.kernels.cpu.vectors import (
     store,
     stored_as,
 )
-from eagle_rt.kernels.delta_net import COLUMNS, LEAST_SQUARE, DeltaNetShape, DeltaNetWeights, Lineage, Memory
+from eagle_rt.kernels.delta_net import LEAST_SQUARE, DeltaNetShape, DeltaNetWeights, Lineage, Memory
 
+# Columns of a matrix that are taken together.
+COLUMNS = 2 * LANES
 SMALL = np.float32(LEAST_SQUARE)
 
 

@@ -1,0 +1,152 @@
+"""Engines whose target remembers texts in most of its layers: drafts change nothing, though nothing can be taken back there."""
+
+from pathlib import Path
+from typing import Any
+
+import guessable
+import pytest
+import torch
+from captured import make_captured
+from engine.test_capturable import captured_callable, watching
+from engines import Tree, make_config, make_core, random_prompts, run
+
+from eagle_rt.attention.recurrence import lineage_of
+from eagle_rt.batch import Batch, HostMask, HostRows, MaskWords
+from eagle_rt.engine.build import build_core
+from eagle_rt.engine.load import model_info
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.kernels import dispatch
+from eagle_rt.models import linear
+from eagle_rt.tree.draft_tree import ancestor_mask
+
+PROMPTS = random_prompts(3, seed=8, longest=50) + random_prompts(1, seed=9, longest=2)
+SETTINGS = [SamplingParams(temperature=0.7, seed=index, max_new_tokens=40, ignore_eos=True) for index in range(4)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    directory = tmp_path_factory.mktemp("memories")
+    target = guessable.write_guessable(directory / "target", "qwen3.5")
+    return target, guessable.write_guesser(directory / "head", target)
+
+
+def make_drafting(pair: tuple[Path, Path], tree: Tree = (4, 3, 12), **options: Any):
+    return make_core(*pair, tree, **{"speculative_algorithm": "EAGLE", **options})
+
+
+@pytest.mark.parametrize("kind", ["fixed", "adaptive"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_trees_change_no_text(pair: tuple[Path, Path], kind: str, dtype: str) -> None:
+    core = make_drafting(pair, speculative_tree=kind, dtype=dtype)
+    assert run(core, PROMPTS, SETTINGS) == run(make_core(pair[0], dtype=dtype), PROMPTS, SETTINGS)
+    if kind == "fixed":
+        assert core.metrics.num_accepted_tokens > 60, "of 160, or little would have been proven"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"chunked_prefill_size": 7},
+        {"max_running_requests": 1},
+        {"max_total_tokens": 136, "page_size": 1, "max_running_requests": 3},
+        {"attention_backend": "torch"},
+        {"quantization": "int8"},
+    ],
+    ids=str,
+)
+def test_however_texts_are_read(pair: tuple[Path, Path], options: dict[str, Any]) -> None:
+    plain = {"quantization": options["quantization"]} if "quantization" in options else {}
+    core = make_drafting(pair, **options)
+    assert run(core, PROMPTS, SETTINGS) == run(make_core(pair[0], **plain), PROMPTS, SETTINGS)
+    assert bool(core.scheduler.num_preemptions) == ("page_size" in options)
+
+
+def test_in_torch_alone(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = [SamplingParams(temperature=0.7, seed=index, max_new_tokens=12, ignore_eos=True) for index in range(4)]
+    expected = run(make_core(pair[0]), PROMPTS, settings)
+    monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
+    assert run(make_drafting(pair), PROMPTS, settings) == expected
+
+
+@pytest.fixture
+def on_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, interpreted."""
+    monkeypatch.setattr(dispatch, "prefers_triton", lambda x: True)
+    monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
+    monkeypatch.setattr(linear, "product_with", lambda weight, bias, quantization: None)
+
+
+@pytest.mark.usefixtures("on_gpu_kernels")
+def test_captured_steps_write_the_same_texts(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = [SamplingParams(temperature=0.7, seed=index, max_new_tokens=12, ignore_eos=True) for index in range(2)]
+    core = make_captured(*pair, (3, 2, 6), (2,), speculative_algorithm="EAGLE")
+    texts = run(core, PROMPTS[:2], settings)
+    assert core.metrics.num_accepted_tokens > 4
+    with watching(monkeypatch):
+        captured_callable(core.runner.graphs.find(2, core.runner.tree_shape))()
+    monkeypatch.undo()
+    assert texts == run(make_core(pair[0]), PROMPTS[:2], settings)
+
+
+def test_prompts_that_begin_alike_are_read_anew(pair: tuple[Path, Path]) -> None:
+    core = make_drafting(pair)
+    first, second = (run(core, [PROMPTS[0]], SETTINGS[:1]) for _ in range(2))
+    assert first == second
+    assert core.metrics.num_cached_prompt_tokens == 0
+
+
+def test_what_is_said_at_start(pair: tuple[Path, Path]) -> None:
+    config = make_config(pair[0], max_running_requests=5)
+    _, notes = build_core(config, model_info(config))
+    megabytes = 6 * (4 * 4 * 16 * 32 + 4 * 3 * (2 * 2 * 16 + 4 * 32)) / 2**20
+    assert [note for note in notes if f"remember takes {megabytes:.1f} MiB for each of 5 requests" in note]
+
+
+def test_what_cannot_be_done_with_it_yet(pair: tuple[Path, Path]) -> None:
+    config = make_config(pair[0], tensor_parallel_size=2)
+    with pytest.raises(ValueError, match="--tensor-parallel-size 2: Qwen3_5ForCausalLM cannot be cut into parts yet"):
+        build_core(config, model_info(config))
+    config = make_config(pair[0], enable_torch_compile=True)
+    _, notes = build_core(config, model_info(config))
+    assert [note for note in notes if note.startswith("WARNING: --enable-torch-compile: Qwen3_5ForCausalLM")]
+    config = make_config(pair[0], enable_torch_compile=True, strict=True)
+    with pytest.raises(ValueError, match="--enable-torch-compile: Qwen3_5ForCausalLM"):
+        build_core(config, model_info(config))
+
+
+def test_parents_are_found_in_every_kind_of_mask() -> None:
+    parents = torch.tensor([[-1, 0, 0, 1, 2, 3], [-1, 0, 1, 1, 0, 4]])
+    mask = ancestor_mask(parents, 4)
+    words = (mask.long() << torch.arange(6)).sum(dim=2, keepdim=True)
+    visible = mask.flatten(0, 1)
+    rows = torch.arange(12)
+    expected = torch.where(parents < 0, -1, parents + torch.tensor([[0], [6]])).flatten()
+    for own in (mask, MaskWords(words, 6), HostMask(visible.numpy(), (6, 6))):
+        lineage = lineage_of(Batch(rows, rows, rows, (0, 6, 12), HostRows((6, 6), (range(6), range(6))), own))
+        assert torch.equal(lineage.parents, expected)
+        assert lineage.visible is not None
+        assert lineage.visible.is_contiguous()
+        assert torch.equal(lineage.visible, visible)
+        assert torch.equal(lineage.owners, rows // 6)
+    ragged = HostMask(visible[[0, 1, 6, 7, 8, 9]].numpy(), (2, 4))
+    lineage = lineage_of(Batch(rows[:6], rows[:6], rows[:6], (0, 2, 6), HostRows((2, 4), (range(2), range(4))), ragged))
+    assert lineage.parents.tolist() == [-1, 0, -1, 2, 3, 3]
+    assert lineage.owners.tolist() == [0, 0, 1, 1, 1, 1]
+    texts = lineage_of(Batch(rows, rows, rows, (0, 5, 12), HostRows((5, 7), (range(5), range(7))), None))
+    assert texts.is_text
+    assert texts.parents.tolist() == [-1, 0, 1, 2, 3, -1, 5, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_kept_of_a_tree_is_what_the_text_would_leave(pair: tuple[Path, Path], dtype: str) -> None:
+    """Bit for bit, in every layer."""
+    drafting, plain = make_drafting(pair, dtype=dtype), make_core(pair[0], dtype=dtype)
+    settings = SamplingParams(temperature=0.7, seed=5, max_new_tokens=30, ignore_eos=True)
+    for core in (drafting, plain):
+        run(core, [PROMPTS[0]], settings)
+    assert drafting.metrics.num_steps < plain.metrics.num_steps
+    # The last step of trees may have kept more than the reply needed.
+    if drafting.metrics.num_accepted_tokens + drafting.metrics.num_steps == plain.metrics.num_steps:
+        ours, theirs = (core.runner.stepper.pool.memories for core in (drafting, plain))
+        assert torch.equal(ours.matrices[:, 0], theirs.matrices[:, 0])
+        assert torch.equal(ours.channels[:, 0], theirs.channels[:, 0])
