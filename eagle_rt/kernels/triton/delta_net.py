@@ -214,6 +214,8 @@ def _norm_and_gate(
     found,  # [T, heads * VALUE_DIM] float32
     inputs,  # [T, WIDTH], behind NUM_CHANNELS the gates
     norm,  # [VALUE_DIM] float32
+    owners,  # [T] int64
+    stops,  # [B] int64
     outputs,  # [T, heads * VALUE_DIM]
     eps,
     WIDTH: tl.constexpr,
@@ -223,7 +225,8 @@ def _norm_and_gate(
     row, head, columns = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, VALUE_DIM)
     place = (row * tl.num_programs(1) + head) * VALUE_DIM + columns
     gates = tl.load(inputs + row * WIDTH + NUM_CHANNELS + head * VALUE_DIM + columns).to(tl.float32)
-    normed = norm_of(tl.load(found + place), tl.load(norm + columns), eps, VALUE_DIM)
+    is_row = row + columns * 0 < tl.load(stops + tl.load(owners + row))  # or nothing was found there
+    normed = norm_of(tl.load(found + place, mask=is_row, other=0.0), tl.load(norm + columns), eps, VALUE_DIM)
     tl.store(outputs + place, rounded(normed * gates * tl.sigmoid(gates), outputs.dtype.element_ty))
 
 
@@ -265,7 +268,17 @@ def delta_net(inputs: Tensor, rates: Tensor, weights: DeltaNetWeights, memory: M
         num_warps=4,
     )
     _norm_and_gate[(num_rows, shape.num_heads)](
-        found, inputs, weights.norm, outputs, weights.eps, WIDTH=width, NUM_CHANNELS=num_channels, VALUE_DIM=value_dim, num_warps=1
+        found,
+        inputs,
+        weights.norm,
+        lineage.owners,
+        lineage.stops,
+        outputs,
+        weights.eps,
+        WIDTH=width,
+        NUM_CHANNELS=num_channels,
+        VALUE_DIM=value_dim,
+        num_warps=1,
     )
     if lineage.is_text and shape.taps > 1:
         _remember_channels[(num_texts, num_blocks)](inputs, memory.channels, *owned, *ends, **sizes)
