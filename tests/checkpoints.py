@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2Config,
+    Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
@@ -102,7 +103,15 @@ QWEN3_5 = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 32,
+    "initializer_range": 0.04,  # with more, rounding in the first layers is large in the last
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
+QWEN3_5_EXPERTS = {
+    **QWEN3_5,
+    "num_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
 }
 EYES = {"hidden_size": 16, "intermediate_size": 16, "patch_size": 4}
 PLACES = {"rope_type": "default", "rope_theta": 10000.0}
@@ -131,6 +140,7 @@ def family_config(name: str, **overrides):
         "hunyuan": lambda: HunYuanDenseV1Config(**{**SIZES, "head_dim": 32, "rope_parameters": NTK, **overrides}),
         "gpt-oss": lambda: GptOssConfig(**{**SIZES, **GPT_OSS, **overrides}),
         "qwen3.5": lambda: Qwen3_5TextConfig(**{**SIZES, **QWEN3_5, **overrides}),
+        "qwen3.5-moe": lambda: Qwen3_5MoeTextConfig(**{**SIZES, **QWEN3_5_EXPERTS, **overrides}),
         "gemma3": lambda: Gemma3TextConfig(**{**SIZES, **GEMMA3, **overrides}),
         "gemma3-vl": lambda: Gemma3Config(
             text_config={**SIZES, **GEMMA3, **overrides},
@@ -159,9 +169,11 @@ def family_config(name: str, **overrides):
 
 # Models that see, too.
 SEEING = ("mistral3", "gemma3-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe")
-WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "glm4-moe")
+WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "glm4-moe", "qwen3.5-moe")
+# Models most of whose layers have memories instead of attention.
+HYBRIDS = ("qwen3.5", "qwen3.5-moe")
 # Weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses between those.
-NO_NEAR_TIES = {"qwen3-moe": 3, "qwen3-moe-mixed": 3, "glm4-moe": 4}
+NO_NEAR_TIES = {"qwen3-moe": 3, "qwen3-moe-mixed": 3, "glm4-moe": 4, "qwen3.5": 5, "qwen3.5-moe": 5}
 FAMILIES = (
     "llama",
     "llama-tied",

@@ -20,7 +20,8 @@ class Mixing(NamedTuple):
     """How rows take experts: the top_k likeliest; normalizes: what these count adds up to one. gate: within each.
 
     by_sigmoid: how likely one is its logit says alone, and not what part it has of all (softmax). scale: what is multiplied with
-    what they count. num_shared: how many all rows take besides, behind those that are chosen; these count one.
+    what they count. num_shared: how many all rows take besides, behind those that are chosen; these count one, or where
+    gates_shared the sigmoid of a logit behind all others.
     """
 
     top_k: int
@@ -29,6 +30,7 @@ class Mixing(NamedTuple):
     by_sigmoid: bool = False
     scale: float = 1.0
     num_shared: int = 0
+    gates_shared: bool = False
 
     @property
     def num_taken(self) -> int:
@@ -39,7 +41,8 @@ class Mixing(NamedTuple):
 @dataclass(frozen=True)
 class ExpertTensors:
     """router: [experts, H], in float32 for sigmoids; gate_and_up: [experts, 2 * I, H], gates first; down: [experts, H, I]. Either
-    all have biases, with one axis less, or none has. Of shared ones, the last, the router knows nothing.
+    all have biases, with one axis less, or none has. Of shared ones, the last, the router knows nothing,
+    or has a gate of them all behind the others.
 
     choice_bias: [experts] float32, added to how likely experts are where they are chosen, but not to what they count.
     """
@@ -64,19 +67,23 @@ class ExpertTensors:
 
 
 def route(logits: Tensor, mixing: Mixing, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(how much of each counts, which experts), both [R, num_taken], float32 and whole numbers, of router logits [R, experts]: the
-    likeliest, the first of equal ones, then the shared. choice_bias: see `ExpertTensors`."""
+    """(how much of each counts, which experts), both [R, num_taken], float32 and whole numbers, of router logits [R, experts], with
+    a gate behind them where `gates_shared`: the likeliest, the first of equal ones, then the shared.
+
+    choice_bias: see `ExpertTensors`."""
     if kernel := triton_kernel("route", logits):
         return kernel(logits, mixing, choice_bias)
-    logits = logits.float()
+    num_routed = logits.shape[1] - mixing.gates_shared
+    logits, gate = logits.float().split((num_routed, int(mixing.gates_shared)), dim=1)
     likely = logits.sigmoid() if mixing.by_sigmoid else logits.softmax(dim=-1)
     wanted = likely if choice_bias is None else likely + choice_bias
     experts = wanted.sort(dim=-1, descending=True, stable=True).indices[:, : mixing.top_k]
     shares = likely.gather(1, experts)
     if mixing.normalizes:
         shares = shares / (shares.sum(dim=-1, keepdim=True) + LEAST_TOTAL)
-    shared = torch.arange(logits.shape[1], logits.shape[1] + mixing.num_shared, device=logits.device).expand(len(logits), -1)
-    return torch.cat((shares * mixing.scale, torch.ones_like(shared, dtype=shares.dtype)), 1), torch.cat((experts, shared), 1)
+    shared = torch.arange(num_routed, num_routed + mixing.num_shared, device=logits.device).expand(len(logits), -1)
+    of_shared = gate.sigmoid() if mixing.gates_shared else shares.new_ones(1, 1)
+    return torch.cat((shares * mixing.scale, of_shared.expand(shared.shape)), 1), torch.cat((experts, shared), 1)
 
 
 def mix_experts(x: Tensor, weights: ExpertTensors, mixing: Mixing) -> Tensor:

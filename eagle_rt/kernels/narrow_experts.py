@@ -82,9 +82,14 @@ class NarrowExperts:
         else:
             widened = replace(self._others, gate_and_up=self.gate_and_up.unpacked(), down=self.down.unpacked())
             added = add_experts(x, shares, experts, widened, self._mixing.gate)
-        for gate_and_up, down in zip(*self._apart, strict=True) if self._apart else ():
-            added = added + functional.linear(gated(functional.linear(x, gate_and_up), self._mixing.gate), down)
-        return added
+        return added + self._added_apart(x) if self._apart else added
+
+    def _added_apart(self, x: Tensor) -> Tensor:
+        assert self._apart
+        added, gate = torch.zeros_like(x), self._others.router[-1:]
+        for gate_and_up, down in zip(*self._apart, strict=True):
+            added += functional.linear(gated(functional.linear(x, gate_and_up), self._mixing.gate), down)
+        return added * functional.linear(x.to(gate.dtype), gate).sigmoid().to(x.dtype) if self._mixing.gates_shared else added
 
 
 def narrow_experts(weights: ExpertTensors, mixing: Mixing, quantization: str) -> NarrowExperts | None:

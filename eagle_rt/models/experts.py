@@ -81,6 +81,8 @@ def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: E
             gate_and_up[shape.count :, half] = own.unflatten(0, (-1, size))
         own = checkpoint.take(f"{name}.down_proj.weight", (hidden_size, all_sizes))
         down[shape.count :] = own.unflatten(1, (-1, size)).transpose(0, 1)
+    if mixing.gates_shared:
+        router = torch.cat((router, checkpoint.take(f"{prefix}.shared_expert_gate.weight", (1, hidden_size))))
     choice_bias = None
     if f"{prefix}.{CHOICE_BIAS}" in checkpoint:
         choice_bias = checkpoint.take_raw(f"{prefix}.{CHOICE_BIAS}", (shape.count,)).to(router.device, torch.float32)
@@ -112,8 +114,8 @@ def side_by_side(checkpoint: Checkpoint, prefix: str, router: Tensor, shape: Exp
 
 
 def expert_name(stored: str) -> str:
-    """A stored name of a target's tensor as it is taken by: Mixtral's and gpt-oss' have names of their own."""
-    stored = stored.replace(".mlp.router.", ".mlp.gate.")
+    """A stored name of a target's tensor as it is taken by: Mixtral's, gpt-oss' and Qwen3.5's have names of their own."""
+    stored = stored.replace(".mlp.router.", ".mlp.gate.").replace(".mlp.shared_expert.", ".mlp.shared_experts.")
     if ".block_sparse_moe." not in stored:
         return stored
     for given, ours in ((".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj.")):

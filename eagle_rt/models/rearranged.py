@@ -23,6 +23,7 @@ GEMMA_NORMS = {
 }
 # Norms whose weights are what they multiply by, less one; that within a gated delta net is another.
 LESS_ONE, WHOLE_NORM = (*GEMMAS, *HYBRIDS), ".linear_attn.norm.weight"
+ONE_EXPERT = r"(?P<stem>.*\.experts)\.(?P<number>\d+)\.(?P<part>(gate|up|down)_proj)\.weight"
 TURNED = r"\.([qk]_(proj|norm)|(query|key)_layernorm)\.(weight|bias)$"
 
 
@@ -32,12 +33,15 @@ class RearrangedCheckpoint(Checkpoint):
     turns. Norms have the weights that they multiply by."""
 
     def __init__(self, tensors: Checkpoint, spec: ModelSpec) -> None:
-        self._tensors, self._spec, self._read_last = tensors, spec, ("", torch.empty(0))
+        self._tensors, self._spec = tensors, spec
+        self._read_last: dict[str, tuple[str, Tensor]] = {}
         shape = spec.shape
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self._sizes = {"qkv_proj": (queries, keys, keys), "gate_up_proj": (shape.intermediate_size,) * 2}
 
     def __contains__(self, name: str) -> bool:
+        if self._spec.architecture in HYBRIDS and name.endswith(".experts.gate_up_proj"):
+            return False  # each expert can be taken by itself
         return name in self._tensors or (fused_name(name) or name) in self._tensors
 
     @property
@@ -67,15 +71,29 @@ class RearrangedCheckpoint(Checkpoint):
         return self._in_order(tensor) if re.search(TURNED, name) else tensor
 
     def _part(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A view of the fused tensor, which is held until another one is wanted."""
+        """A view of the fused tensor, which is held until another one of its kind is wanted."""
+        if own := re.fullmatch(ONE_EXPERT, name):
+            return self._part_of_expert(own["stem"], int(own["number"]), own["part"], shape)
         whole_name = fused_name(name)
         if whole_name not in self._tensors:
             return self._tensors.take(name, shape)  # which says that it is missing
         part, fused = name.split(".")[-2], whole_name.split(".")[-2]
         sizes = self._sizes[fused]
-        if self._read_last[0] != whole_name:
-            self._read_last = whole_name, self._tensors.take(whole_name, (sum(sizes), *shape[1:]))
-        return self._read_last[1].split(sizes)[FUSED[fused].index(part)]
+        return self._held(whole_name, (sum(sizes), *shape[1:])).split(sizes)[FUSED[fused].index(part)]
+
+    def _part_of_expert(self, stem: str, number: int, part: str, shape: tuple[int, ...]) -> Tensor:
+        """Qwen3.5's experts lie in two tensors, gates before ups."""
+        experts = next(own for own in self._spec.experts if own)
+        if part == "down_proj":
+            return self._held(f"{stem}.down_proj", (experts.count, *shape))[number]
+        halves = self._held(f"{stem}.gate_up_proj", (experts.count, 2 * shape[0], shape[1])).unflatten(1, (2, -1))
+        return halves[number, FUSED["gate_up_proj"].index(part)]
+
+    def _held(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        kind = name.rpartition(".")[2]
+        if self._read_last.get(kind, ("",))[0] != name:
+            self._read_last[kind] = name, self._tensors.take(name, shape)
+        return self._read_last[kind][1]
 
     def _queries_or_gates(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Of each head the queries are stored before the gates."""

@@ -30,6 +30,7 @@ FAMILIES = {
     "Gemma3ForCausalLM": True,
     "Glm4MoeForCausalLM": None,
     "Qwen3_5ForCausalLM": None,
+    "Qwen3_5MoeForCausalLM": None,
 }
 # Models that see, too: the part of them that reads is served. What that is, and of which type its `text_config` may be (or all of
 # its config.json, in which the first Qwen2.5-VL have it).
@@ -40,11 +41,12 @@ READING_PARTS = {
     "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", "qwen3_vl_text"),
     "Qwen3VLMoeForConditionalGeneration": ("Qwen3MoeForCausalLM", "qwen3_vl_moe_text"),
     "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", "qwen3_5_text"),
+    "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
 }
 GEMMAS = "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
 GLMS = ("Glm4MoeForCausalLM",)
 # Of their layers most have memories, and attention in the others has gates.
-HYBRIDS = "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"
+HYBRIDS = tuple(f"Qwen3_5{experts}For{kind}" for experts in ("", "Moe") for kind in ("CausalLM", "ConditionalGeneration"))
 # What published configs leave out: transformers' defaults.
 LEFT_OUT = {
     "Gemma3ForCausalLM": {
@@ -63,6 +65,7 @@ LEFT_OUT = {
     },
     "Glm4MoeForCausalLM": {"norm_topk_prob": True, "partial_rotary_factor": 0.5},
     "Qwen3_5ForCausalLM": {"partial_rotary_factor": 0.25, "full_attention_interval": 4},
+    "Qwen3_5MoeForCausalLM": {"partial_rotary_factor": 0.25, "full_attention_interval": 4, "norm_topk_prob": True},
 }
 GATES = {"silu": SWIGLU, "gelu_pytorch_tanh": GEGLU}
 # What would make other models of these, were it set.
@@ -151,7 +154,8 @@ def layer_shape(config: dict[str, Any]) -> LayerShape:
     num_heads = config["num_attention_heads"]
     return LayerShape(
         hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
+        # Where all layers have experts there may be no other.
+        intermediate_size=config.get("intermediate_size") or config["moe_intermediate_size"],
         num_heads=num_heads,
         num_kv_heads=config.get("num_key_value_heads") or num_heads,
         head_dim=config.get("head_dim") or config["hidden_size"] // num_heads,
@@ -210,10 +214,10 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
 
 def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
     """Those of Mixtral and gpt-oss, whose sizes are those of other models' one feed-forward part, of Qwen3, where some layers
-    may have none, and of GLM, where the first have none and all share some.
+    may have none, of GLM, where the first have none and all share some, and of Qwen3.5, where a gate says how much these count.
 
     Raises:
-        ValueError: more are to be taken than there are, or only from some groups of them.
+        ValueError: more are to be taken than there are, or only from some groups of them; or the shared ones are of another size.
     """
     num_layers = config["num_hidden_layers"]
     count = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
@@ -233,6 +237,10 @@ def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
     mixing = Mixing(top_k, normalizes, gate)
     if "n_routed_experts" in config:
         mixing = mixing._replace(by_sigmoid=True, scale=config["routed_scaling_factor"], num_shared=config["n_shared_experts"])
+    if shared_size := config.get("shared_expert_intermediate_size"):
+        if shared_size % size:
+            raise ValueError(f"shared_expert_intermediate_size {shared_size} in config.json is no multiple of the experts' {size}")
+        mixing = mixing._replace(num_shared=shared_size // size, gates_shared=True)
     shape, first = ExpertShape(count, size, mixing), config.get("first_k_dense_replace", 0)
     without, every = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
     return tuple(None if layer < first or layer in without or (layer + 1) % every else shape for layer in range(num_layers))

@@ -96,6 +96,10 @@ def test_the_twin_is_a_loop_over_rows(num_rows: int, counts: tuple[int, int], ga
 def check_route(find: Callable[..., tuple[Tensor, Tensor]], logits: Tensor, mixing: Mixing, bias: Tensor | None = None) -> None:
     """Of sigmoids, in float32, so that the order is that of what was rounded as in `find`."""
     shares, experts = find(logits, mixing, bias)
+    if mixing.gates_shared:
+        of_shared, logits = logits[:, -1:].float().sigmoid(), logits[:, :-1]
+    else:
+        of_shared = torch.ones(1, 1, device=DEVICE)
     likely = logits.float().sigmoid() if mixing.by_sigmoid else logits.double().exp()
     wanted = likely if bias is None else likely + bias
     order = torch.tensor([sorted(range(logits.shape[1]), key=lambda place: (-row[place], place)) for row in wanted.tolist()])
@@ -108,7 +112,7 @@ def check_route(find: Callable[..., tuple[Tensor, Tensor]], logits: Tensor, mixi
         whole = likely.double().sum(1, keepdim=True)
     torch.testing.assert_close(shares[:, : mixing.top_k].double(), mixing.scale * chosen / whole, atol=1e-6, rtol=1e-5)
     assert shares.dtype == torch.float32
-    assert (shares[:, mixing.top_k :] == 1).all()
+    torch.testing.assert_close(shares[:, mixing.top_k :], of_shared.expand(-1, mixing.num_shared).expand(len(shares), -1))
     assert (experts[:, mixing.top_k :] == torch.arange(mixing.num_shared, device=DEVICE) + logits.shape[1]).all()
 
 
@@ -120,6 +124,7 @@ def check_route(find: Callable[..., tuple[Tensor, Tensor]], logits: Tensor, mixi
     rounds=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     num_shared=st.integers(0, 2),
+    gates_shared=st.booleans(),
     scale=st.sampled_from([1.0, 2.5]),
     seed=SEEDS,
 )
@@ -130,14 +135,16 @@ def test_route(
     rounds: bool,
     dtype: torch.dtype,
     num_shared: int,
+    gates_shared: bool,
     scale: float,
     seed: int,
 ) -> None:
     """With many equal logits where they are rounded to whole numbers."""
-    logits = (made(seed, num_rows, counts[0], dtype=torch.float32) * 9).to(dtype)
+    logits = (made(seed, num_rows, counts[0] + gates_shared, dtype=torch.float32) * 9).to(dtype)
     logits = logits.round() if rounds else logits
     for find in (twin.route, route):
-        check_route(find, logits, Mixing(counts[1], normalizes, num_shared=num_shared, scale=scale))
+        mixing = Mixing(counts[1], normalizes, num_shared=num_shared, gates_shared=gates_shared, scale=scale)
+        check_route(find, logits, mixing)
 
 
 @settings(max_examples=40, deadline=None)
@@ -243,15 +250,16 @@ def test_mix_experts_of_few_bits(
     torch.testing.assert_close(own(x), twin.mix_experts(x, rounded, Mixing(counts[1], True, gate)))
 
 
+@pytest.mark.parametrize("has_gate", [False, True])
 @pytest.mark.parametrize("how", ["twin", "kernel"])
-def test_shared_experts_that_are_stored_in_more_bits(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_experts_that_are_stored_in_more_bits(how: str, has_gate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those beside them stay in few, and nothing holds these as they were."""
     weights, x = made_weights(3, 6, 32, 64, torch.bfloat16), made(3, 5, 64, dtype=torch.bfloat16) * 8
     few = narrow_experts(weights, Mixing(2, True), "int4")
     assert few
     stored = replace(weights, gate_and_up=few.gate_and_up.unpacked(), down=few.down.unpacked())
-    mixing = Mixing(2, True, by_sigmoid=True, scale=1.5, num_shared=2)
-    stored = replace(stored, router=stored.router[:4].float())
+    mixing = Mixing(2, True, by_sigmoid=True, scale=1.5, num_shared=2, gates_shared=has_gate)
+    stored = replace(stored, router=stored.router[: 4 + has_gate].float())
     assert narrow_experts(stored, mixing, "stored").gate_and_up.count == 6
     stored.gate_and_up[4:], stored.down[4:] = weights.gate_and_up[4:], weights.down[4:]
     own = narrow_experts(stored, mixing, "stored")
@@ -308,13 +316,15 @@ def test_sizes_that_no_matrix_unit_takes_are_refused() -> None:
         (12, Mixing(4, True, CLAMPED), True),
         (12, BALANCED, False),
         (9, Mixing(4, False, by_sigmoid=True, num_shared=2), False),
+        (12, Mixing(4, True, num_shared=2, gates_shared=True), False),
     ],
 )
 def test_ours_for_cpus(count: int, mixing: Mixing, has_biases: bool, quantization: Quantization, dtype: torch.dtype) -> None:
     """Near the twin where it takes the same experts, and every row bit by bit as it comes out alone."""
     weights = on_cpu(made_weights(9, count, 32, 64, dtype, has_biases=has_biases))
+    weights = replace(weights, router=weights.router[: count - mixing.num_shared + mixing.gates_shared])
     if mixing.by_sigmoid:
-        router = weights.router[: count - mixing.num_shared].float()
+        router = weights.router.float()
         weights = replace(weights, router=router, choice_bias=0.3 * made(4, len(router), dtype=torch.float32).cpu())
     ours = experts_with(weights, mixing, quantization)
     assert ours

@@ -76,6 +76,32 @@ def test_shared_experts_that_are_several(tmp_path: Path) -> None:
         load_target(tmp_path)
 
 
+def test_shared_experts_with_a_gate(tmp_path: Path) -> None:
+    """Which may be several, but not of another size."""
+    checkpoints.write_target(tmp_path, "qwen3.5-moe", shared_expert_intermediate_size=64)
+    assert_equals_transformers(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"shared_expert_intermediate_size": 48}))
+    with pytest.raises(ValueError, match=r"shared_expert_intermediate_size 48 in config\.json is no multiple of the experts' 32"):
+        load_target(tmp_path)
+
+
+def test_which_layers_have_memories(tmp_path: Path) -> None:
+    """Configs may leave out which, and by how much heads are turned."""
+    checkpoints.write_target(tmp_path, "qwen3.5")
+    expected = text_logits(load_target(tmp_path), TOKENS)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["layer_types"], config["rope_parameters"]["partial_rotary_factor"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(text_logits(load_target(tmp_path), TOKENS), expected)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"full_attention_interval": 2}))
+    with pytest.raises(ValueError, match=r"tensor model\.layers\.1\.self_attn\.q_proj\.weight is missing"):
+        load_target(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"linear_num_value_heads": 5}))
+    with pytest.raises(ValueError, match=r"linear_num_value_heads is 5 in config\.json, not a multiple of 2"):
+        load_target(tmp_path)
+
+
 def test_what_chooses_by_sigmoids_stays_in_float32(tmp_path: Path) -> None:
     checkpoints.write_target(tmp_path, "glm4-moe")
     feed_forward = load_target(tmp_path, dtype=torch.bfloat16)._blocks[1].feed_forward
@@ -100,7 +126,7 @@ def test_names_of_what_reads(stored: str, name: str) -> None:
     assert name_of_text(stored) == name
 
 
-@pytest.mark.parametrize("name", ["qwen3", "phi3-long", "hunyuan", "gemma3", "glm4-moe", "qwen3.5"])
+@pytest.mark.parametrize("name", ["qwen3", "phi3-long", "hunyuan", "gemma3", "glm4-moe", "qwen3.5", "qwen3.5-moe"])
 def test_in_torch_alone(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
     checkpoints.write_target(tmp_path, name)

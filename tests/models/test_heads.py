@@ -41,6 +41,11 @@ def qwen3_5(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 @pytest.fixture(scope="session")
+def qwen3_5_experts(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return mtp_layouts.write_qwen3_5(tmp_path_factory.mktemp("qwen3.5"), "qwen3.5-moe")
+
+
+@pytest.fixture(scope="session")
 def mimo(tmp_path_factory: pytest.TempPathFactory) -> Written:
     return mtp_layouts.write_mimo(tmp_path_factory.mktemp("mimo"))
 
@@ -109,10 +114,11 @@ def test_logits_of_a_layer_with_experts(glm: Written) -> None:
     check_logits(head, glm.slow, glm.directory, glm.feature_layers)
 
 
-def test_logits_of_a_layer_with_gates(qwen3_5: Written) -> None:
-    head, unused = load_mtp_head(qwen3_5.directory, load_target(qwen3_5.directory), torch.float32, "cpu")
-    assert unused == []
-    check_logits(head, qwen3_5.slow, qwen3_5.directory, qwen3_5.feature_layers)
+def test_logits_of_a_layer_with_gates(qwen3_5: Written, qwen3_5_experts: Written) -> None:
+    for own in (qwen3_5, qwen3_5_experts):
+        head, unused = load_mtp_head(own.directory, load_target(own.directory), torch.float32, "cpu")
+        assert unused == []
+        check_logits(head, own.slow, own.directory, own.feature_layers)
 
 
 @torch.inference_mode()

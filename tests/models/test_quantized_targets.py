@@ -40,6 +40,8 @@ def in_four_bits(weight: Tensor) -> Tensor:
     return ((torch.round(groups / steps) + nothings).clamp(0, 15) - nothings).mul(steps).flatten(1)
 
 
+# Of few outputs, which decide on more than one channel.
+LEFT_AS_THEY_ARE = ("in_proj_a", "in_proj_b", "shared_expert_gate")
 ROUNDED = {"int8": in_eight_bits, "int4": in_four_bits}
 
 
@@ -50,6 +52,8 @@ def rounded_logits(directory: Path, quantization: str) -> Tensor:
     for place, module in model.named_modules():
         rounded = in_eight_bits if place == "lm_head" else ROUNDED[quantization]
         weights = {"weight"} if isinstance(module, torch.nn.Linear) else {"gate_up_proj", "down_proj"} & module._parameters.keys()
+        if place.endswith(LEFT_AS_THEY_ARE):
+            continue
         for name in weights:
             weight = getattr(module, name)
             turn = (lambda own: own.transpose(-1, -2)) if type(module).__name__ == "GptOssExperts" else (lambda own: own)

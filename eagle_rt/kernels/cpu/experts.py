@@ -20,8 +20,9 @@ LEAST = np.float32(LEAST_TOTAL)
 
 
 class ExpertWeights(NamedTuple):
-    """router: to one output an expert, and more that mean nothing. gate_and_up, down: every array with one more axis, the first,
-    for experts. choice_bias: [experts] or [0]. The others: see `kernels.experts.Mixing`."""
+    """router: to one output an expert that is chosen, a gate where `gates_shared`, and more that mean nothing. gate_and_up, down:
+    every array with one more axis, the first, for experts. choice_bias: [experts] or [0]. The others: see
+    `kernels.experts.Mixing`."""
 
     router: Weights
     gate_and_up: Weights
@@ -33,6 +34,7 @@ class ExpertWeights(NamedTuple):
     by_sigmoid: bool
     scale: np.float32
     num_shared: int
+    gates_shared: bool
 
 
 def expert_weights(
@@ -49,8 +51,12 @@ def mix_rows(x: np.ndarray, weights: ExpertWeights, outputs: np.ndarray) -> None
     logits = np.empty((num_rows, len(weights.router.bias)), dtype=np.float32)
     multiply(x, weights.router, logits)
     experts, shares = np.empty((num_rows, num_taken), dtype=np.int64), np.empty((num_rows, num_taken), dtype=np.float32)
-    routed, bias = logits[:, : num_experts - weights.num_shared], weights.choice_bias
-    route_rows(routed, bias, weights.by_sigmoid, weights.normalizes, weights.scale, weights.top_k, experts, shares)
+    num_routed, bias = num_experts - weights.num_shared, weights.choice_bias
+    route_rows(logits, num_routed, bias, weights.by_sigmoid, weights.normalizes, weights.scale, weights.top_k, experts, shares)
+    for r in range(num_rows):
+        for k in range(weights.top_k, num_taken):
+            experts[r, k] = num_routed + k - weights.top_k
+            shares[r, k] = sigmoid(logits[r, num_routed]) if weights.gates_shared else ONE
     ends, places = grouped(experts, num_experts)
     inputs = np.empty((num_rows * num_taken, x.shape[1]), dtype=x.dtype)
     copy_rows(x, places, inputs)
@@ -71,6 +77,7 @@ def mix_rows(x: np.ndarray, weights: ExpertWeights, outputs: np.ndarray) -> None
 @njit(cache=True, parallel=True)
 def route_rows(
     logits: np.ndarray,
+    num_routed: int,
     choice_bias: np.ndarray,
     by_sigmoid: bool,
     normalizes: bool,
@@ -79,11 +86,10 @@ def route_rows(
     experts: np.ndarray,
     shares: np.ndarray,
 ) -> None:
-    """Fills experts and shares [R, K]: `kernels.experts.route`."""
-    num_routed = logits.shape[1]
+    """Fills the first top_k of experts and shares [R, K], by the first logits of each row: `kernels.experts.route`."""
     for r in prange(len(logits)):
-        chosen, counts = experts[r, :top_k], shares[r, :top_k]
-        whole = by_sigmoids(logits[r], choice_bias, counts, chosen) if by_sigmoid else by_parts(logits[r], counts, chosen)
+        row, chosen, counts = logits[r, :num_routed], experts[r, :top_k], shares[r, :top_k]
+        whole = by_sigmoids(row, choice_bias, counts, chosen) if by_sigmoid else by_parts(row, counts, chosen)
         total = LEAST
         for k in range(top_k):
             total += counts[k]
@@ -91,8 +97,6 @@ def route_rows(
             total = whole
         for k in range(top_k):
             counts[k] *= scale / total
-        for k in range(top_k, len(shares[r])):
-            experts[r, k], shares[r, k] = num_routed + k - top_k, ONE
 
 
 @njit(cache=True)

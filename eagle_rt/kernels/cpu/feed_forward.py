@@ -64,5 +64,6 @@ def _compiled_feed_forward_at(weights, layer):  # numba wants the parameters of 
             weights.by_sigmoid,
             weights.scale,
             weights.num_shared,
+            weights.gates_shared,
         )
     return lambda weights, layer: GateWeights(weights_at(weights.gate_and_up, layer), weights_at(weights.down, layer), weights.gate)

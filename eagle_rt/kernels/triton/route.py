@@ -13,13 +13,14 @@ LEAST = tl.constexpr(LEAST_TOTAL)
 
 @triton.jit
 def _route(
-    logits,  # [R, COUNT]
+    logits,  # [R, COUNT], and one more if GATES_SHARED
     choice_bias,  # [COUNT] float32, read if HAS_BIAS
     shares,  # [R, TOP_K + NUM_SHARED] float32
     experts,  # [R, TOP_K + NUM_SHARED] int32
     COUNT: tl.constexpr,
     TOP_K: tl.constexpr,
     NUM_SHARED: tl.constexpr,
+    GATES_SHARED: tl.constexpr,
     NORMALIZES: tl.constexpr,
     BY_SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -29,8 +30,8 @@ def _route(
 ):
     row = tl.program_id(0).to(tl.int64)
     ids, places = tl.arange(0, BLOCK), tl.arange(0, TOP_BLOCK)
-    is_expert = ids < COUNT
-    x = tl.load(logits + row * COUNT + ids, mask=is_expert, other=0.0).to(tl.float32)
+    is_expert, row_of_logits = ids < COUNT, logits + row * (COUNT + GATES_SHARED)
+    x = tl.load(row_of_logits + ids, mask=is_expert, other=0.0).to(tl.float32)
     if BY_SIGMOID:
         likely = tl.sigmoid(x)
         wanted = likely
@@ -57,15 +58,18 @@ def _route(
         total = tl.where(all_likely == all_likely, 1.0, all_likely)
     else:
         total = all_likely
-    counts = tl.where(is_chosen, counts / total * SCALE, counts)
+    of_shared = counts
+    if GATES_SHARED:
+        of_shared *= tl.sigmoid(tl.load(row_of_logits + COUNT).to(tl.float32))
+    counts = tl.where(is_chosen, counts / total * SCALE, of_shared)
     is_taken = places < TOP_K + NUM_SHARED
     tl.store(shares + row * (TOP_K + NUM_SHARED) + places, counts, mask=is_taken)
     tl.store(experts + row * (TOP_K + NUM_SHARED) + places, own_experts, mask=is_taken)
 
 
 def route(logits: Tensor, mixing: Mixing, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(shares float32, experts int32), both [R, num_taken], of router logits [R, experts]."""
-    num_rows, count = logits.shape
+    """(shares float32, experts int32), both [R, num_taken], of router logits [R, experts], and a gate where `gates_shared`."""
+    num_rows, count = len(logits), logits.shape[1] - mixing.gates_shared
     shares = logits.new_empty(num_rows, mixing.num_taken, dtype=torch.float32)
     experts = torch.empty_like(shares, dtype=torch.int32)
     _route[(num_rows,)](
@@ -76,6 +80,7 @@ def route(logits: Tensor, mixing: Mixing, choice_bias: Tensor | None = None) -> 
         COUNT=count,
         TOP_K=mixing.top_k,
         NUM_SHARED=mixing.num_shared,
+        GATES_SHARED=mixing.gates_shared,
         NORMALIZES=mixing.normalizes,
         BY_SIGMOID=mixing.by_sigmoid,
         HAS_BIAS=choice_bias is not None,

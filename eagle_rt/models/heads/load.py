@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from eagle_rt.models.decoder import Decoder
+from eagle_rt.models.experts import expert_name
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.eagle import EagleHead
 from eagle_rt.models.heads.eagle3 import Eagle3Head
@@ -56,7 +57,7 @@ def mtp_name(stored: str, target: ModelSpec) -> str | None:
     name = stored.removeprefix(prefix)
     for pattern, ours in MTP_NAMES.items():
         name = re.sub(pattern, ours, name)
-    return name or None
+    return expert_name(name) or None
 
 
 def head_kind(checkpoint: Checkpoint) -> str:
