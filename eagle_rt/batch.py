@@ -75,7 +75,8 @@ class Batch:
     query_starts: B + 1 host integers; sequence b owns the rows query_starts[b] : query_starts[b + 1].
     tree_mask: what each query sees of the last C visible rows; every row before those is visible to all, and None means causal.
         [B, Q, C] bool (Q query rows for every sequence), or the same as a `MaskWords`; or for each sequence its own `HostMask`.
-    state_rows: [B] int64 where layers with memories keep what they remember of each sequence, see `Memories`.
+    state_rows: [B] int64 where layers with memories keep what they remember of each sequence, see `Memories`; saves: of which
+        sequence, after how many of its rows, that is to be saved, and in which row.
     """
 
     tokens: Tensor
@@ -85,6 +86,7 @@ class Batch:
     rows: HostRows | DeviceRows
     tree_mask: "Tensor | MaskWords | HostMask | None"
     state_rows: Tensor | None = None
+    saves: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def batch_size(self) -> int:

@@ -25,6 +25,7 @@ LAYERS = [
 ALLOWED_SIBLINGS = {("demo", "train")}
 TORCH_FREE = [
     "engine/scheduler.py",
+    "engine/plan.py",
     "engine/gathering.py",
     "engine/params.py",
     "engine/request.py",
@@ -34,6 +35,7 @@ TORCH_FREE = [
     "trace.py",
     "cache/pages.py",
     "cache/prefix.py",
+    "cache/saved.py",
 ]
 
 

@@ -1,5 +1,8 @@
 """Layers with memories in one pass: which row comes before which, and what is remembered of whom."""
 
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
 import torch
 from torch import Tensor
 
@@ -10,23 +13,77 @@ from eagle_rt.kernels.delta_net import DeltaNetWeights, Lineage, Memory, delta_n
 WORD_BITS = 64
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some rows [R] of a pass, of each sequence in order, with a `Lineage` of their own; and of which state rows what is remembered
+    after them is to be saved, and where, [N] each. rows: None for all."""
+
+    rows: Tensor | None
+    lineage: Lineage
+    state_rows: Tensor
+    is_new: Tensor
+    saved: tuple[Tensor, Tensor] | None = None
+
+
 class CachedRecurrence:
     """What such layers call; the pass is over texts where it has no tree mask."""
 
     def __init__(self, batch: Batch, memories: Memories) -> None:
         assert batch.state_rows is not None, "or there would be nowhere to remember anything"
-        self._lineage, self._memories, self._rows = lineage_of(batch), memories, batch.state_rows
-        self._is_new = batch.positions[self._lineage.starts] == 0
-        if not self._lineage.is_text:
-            memories.begin(self._rows, self._is_new)
+        lineage = lineage_of(batch)
+        whole = Part(None, lineage, batch.state_rows, batch.positions[lineage.starts] == 0)
+        self._memories, self._is_text = memories, lineage.is_text
+        self._parts = parts_of(batch, whole) if batch.saves else [whole]
+        if not lineage.is_text:
+            memories.begin(whole.state_rows, whole.is_new)
 
     def __call__(self, layer: int, inputs: Tensor, rates: Tensor, weights: DeltaNetWeights) -> Tensor:
-        """`delta_net` of the layer, which is the so-manieth with a memory."""
+        """`delta_net` of a layer; layer: its number among those with memories."""
         memories = self._memories
-        if not self._lineage.is_text:
+        if not self._is_text:
             memories.note(layer, inputs, rates, weights)
-        memory = Memory(memories.channels[layer], memories.matrices[layer], self._rows, self._is_new)
-        return delta_net(inputs, rates, weights, memory, self._lineage)
+        channels, matrices = memories.channels[layer], memories.matrices[layer]
+        outputs = inputs.new_empty(len(inputs), weights.shape.values_size)
+        for part in self._parts:
+            memory = Memory(channels, matrices, part.state_rows, part.is_new)
+            if part.rows is None:
+                return delta_net(inputs, rates, weights, memory, part.lineage)
+            outputs[part.rows] = delta_net(inputs[part.rows], rates[part.rows], weights, memory, part.lineage)
+            if part.saved:
+                sources, targets = part.saved
+                for own in (channels, matrices):
+                    own[targets] = own[sources]
+        return outputs
+
+
+def parts_of(batch: Batch, whole: Part) -> list[Part]:
+    """Texts up to where what is remembered of them is to be saved first, then up to where next, and the rest."""
+    device, starts = batch.tokens.device, batch.query_starts
+    lengths = [stop - start for start, stop in pairwise(starts)]
+    marks = [sorted((count, row) for own, count, row in batch.saves if own == b) for b in range(len(lengths))]
+    begun, parts = [0] * len(lengths), []
+    while any(count < length for count, length in zip(begun, lengths, strict=True)):
+        rows, sequences, counts, saved = [], [], [], []
+        for b, length in enumerate(lengths):
+            stop, row = marks[b].pop(0) if marks[b] else (length, None)
+            if stop > begun[b]:
+                rows += range(starts[b] + begun[b], starts[b] + stop)
+                sequences.append(b)
+                counts.append(stop - begun[b])
+            if row is not None:
+                saved.append((b, row))
+        own, ends = to_device(sequences, device, torch.int64), [0, *accumulate(counts)]
+        firsts, stops = to_device(ends[:-1], device), to_device(ends[1:], device)
+        parents = torch.arange(-1, len(rows) - 1, device=device).index_fill(0, firsts, -1)
+        is_new = whole.is_new[own] & to_device([begun[b] == 0 for b in sequences], device)
+        copied = None
+        if saved:
+            owners, targets = (to_device(column, device) for column in zip(*saved, strict=True))
+            copied = whole.state_rows[owners], targets
+        parts.append(Part(to_device(rows, device), Lineage(firsts, stops, parents), whole.state_rows[own], is_new, copied))
+        for b, count in zip(sequences, counts, strict=True):
+            begun[b] += count
+    return parts
 
 
 def lineage_of(batch: Batch) -> Lineage:

@@ -25,6 +25,11 @@ class Memories:
         channels = (shape.taps - 1) * shape.num_channels * dtype.itemsize
         return num_layers * (channels + 4 * shape.num_heads * shape.key_dim * shape.value_dim)
 
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """What is remembered of some texts [N] in every layer, to other rows [N]."""
+        for own in (self.channels, self.matrices):
+            own.index_copy_(1, targets, own.index_select(1, sources))
+
     def begin(self, rows: Tensor, is_new: Tensor) -> None:
         """A pass over trees begins, of the texts in these rows."""
         self._noted, self._noted_of = [], (rows, is_new)

@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator
 
 
 class CachedPage:
-    """A page of the cache, under the page that comes before it in the text. has_head_rows: the draft head's rows are in it too."""
+    """A page of the cache, under the page that comes before it in the text. has_head_rows: the draft head's rows are in it too.
+    memory_row: where what is remembered at its end is saved, see `SavedMemories`."""
 
     def __init__(self, key: tuple[int, ...], page: int, parent: "CachedPage | None", has_head_rows: bool) -> None:
         self.key = key
         self.page = page
         self.has_head_rows = has_head_rows
+        self.memory_row: int | None = None
         self.parent = parent
         self.children: dict[tuple[int, ...], CachedPage] = {}
         self.num_users = 0
@@ -135,3 +137,8 @@ class PrefixCache:
     def _note_leaf(self, node: CachedPage) -> None:
         if self._is_evictable_leaf(node):
             heapq.heappush(self._leaves, (node.last_used, id(node), node))
+
+
+def up_to_a_memory(path: list[CachedPage]) -> list[CachedPage]:
+    """The first of these pages, up to the last at whose end what is remembered is saved."""
+    return path[: next((number for number in range(len(path), 0, -1) if path[number - 1].memory_row is not None), 0)]

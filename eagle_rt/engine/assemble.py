@@ -7,6 +7,7 @@ import torch
 
 from eagle_rt.attention.select import attention_backend
 from eagle_rt.cache.pool import KVPool
+from eagle_rt.cache.saved import SavedMemories
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.capture import graph_bytes
 from eagle_rt.engine.core import EngineCore
@@ -16,6 +17,7 @@ from eagle_rt.engine.runner import Runner
 from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.base import DraftHead
+from eagle_rt.models.spec import ModelSpec
 from eagle_rt.resolve import resolve_tree, unused_options
 from eagle_rt.speculate.acceptance import SHARPNESS
 from eagle_rt.speculate.drafter import TreeDrafter
@@ -46,7 +48,8 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     limits = scheduler_limits(config, models.target, head, tree_shape, dtype, models.context_length)
     num_slots = (limits.num_pages + 1) * limits.page_size  # with a page for the padding of captured steps
     num_states = config.max_running_requests + 1  # and one for the padding of captured steps
-    pool = models.target.make_pool(num_slots, num_states)
+    saved_rows = range(num_states, num_states + num_saved(config, spec))
+    pool = models.target.make_pool(num_slots, num_states + len(saved_rows))
     head_dims = {spec.shape.head_dim} | ({head.shape.head_dim} if head else set())
     backend = attention_backend(config.attention_backend, device, dtype, head_dims)
     operations = step_operations(config.attention_backend, config.speculative_score_sharpness)
@@ -84,17 +87,17 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     scheduler = Scheduler(
         limits,
         models.eos_token_ids,
-        # What is remembered of a text is so of all that has been read of it, and not of its beginning.
-        use_prefix_cache=not (config.disable_radix_cache or spec.delta_net),
+        use_prefix_cache=not config.disable_radix_cache,
         would_draft=runner.would_draft,
         gathering=gathering_for(runner, limits) if config.delays_prefill else None,
+        saved=SavedMemories(saved_rows, config.page_size) if saved_rows else None,
     )
 
     notes = unused_options(config) + models.notes + tree_notes
     if spec.delta_net:
         notes.append(
             f"what layers without attention remember takes {models.target.bytes_per_text / 2**20:.1f} MiB for each of "
-            f"{num_states - 1} requests (--max-running-requests); prompts that begin alike are each read from their beginning"
+            f"{num_states - 1} requests (--max-running-requests) and of {len(saved_rows)} texts that others may begin with"
         )
     if stepper.simulates:
         notes.append(
@@ -114,6 +117,11 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
         f"context length {limits.context_length}; at most {limits.max_running} requests at once",
     ]
     return EngineCore(scheduler, runner, spec.vocab_size, config.random_seed), notes
+
+
+def num_saved(config: EngineConfig, spec: ModelSpec) -> int:
+    """For how many texts' beginnings what is remembered of them is saved: as many as run together."""
+    return config.max_running_requests if spec.delta_net and not config.disable_radix_cache else 0
 
 
 def gathering_for(runner: Runner, limits: SchedulerLimits) -> Gathering:
@@ -153,7 +161,7 @@ def scheduler_limits(
             slot_bytes += KVPool.bytes_per_slot(head.num_layers, head.shape.num_kv_heads, head.shape.head_dim, dtype)
         useful = config.max_running_requests * (context_length + tree_shape.num_scratch_rows + config.page_size)
         spared = graph_bytes(config, target.spec, tree_shape, dtype)
-        spared += target.bytes_per_text * (config.max_running_requests + 1)
+        spared += target.bytes_per_text * (config.max_running_requests + 1 + num_saved(config, target.spec))
         num_tokens = min(max(0, cache_bytes(config) - spared) // slot_bytes, useful)
     limits = SchedulerLimits(
         page_size=config.page_size,

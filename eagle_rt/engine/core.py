@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from eagle_rt.engine.grammars import Grammars
 from eagle_rt.engine.metrics import EngineMetrics
 from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.plan import StepPlan, StepResult
 from eagle_rt.engine.request import Request, RequestStats, TokenEvent
 from eagle_rt.engine.runner import Runner
-from eagle_rt.engine.scheduler import Scheduler, StepPlan, StepResult
+from eagle_rt.engine.scheduler import Scheduler
 from eagle_rt.speculate.grammar_match import GrammarMatch
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from eagle_rt.batch import Batch, HostRows, Slots, slots_at, to_device
 from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.plan import Chunk
 from eagle_rt.engine.request import Request
-from eagle_rt.engine.scheduler import Chunk
 from eagle_rt.speculate.grammar_masks import GrammarMasks
 from eagle_rt.speculate.penalties import Penalties, Strengths
 from eagle_rt.speculate.sampler import SamplingBatch
@@ -125,4 +125,5 @@ def prefill_batch(chunks: tuple[Chunk, ...], page_size: int, device: str) -> Bat
         rows=HostRows(tuple(chunk.stop for chunk in chunks), rows),
         tree_mask=None,
         state_rows=to_device([chunk.request.state_row for chunk in chunks], device),
+        saves=tuple((b, count, row) for b, chunk in enumerate(chunks) for count, row in chunk.saves),
     )

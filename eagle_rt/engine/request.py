@@ -48,6 +48,8 @@ class Request:
     The cache holds rows for the first num_cached of its tokens; of its `pages`, the first ones may belong to the prefix cache
     (`shared`). Of the rows, the draft head's cache has the first num_head_rows, of which the prefix cache has been told of the
     first num_shared_head_rows; num_matched of the target's were there when it was let in.
+    Where layers have memories (`SavedMemories`), memory_source is the row that it goes on from, until that has been copied, and
+    `marks` are positions where it will save what it remembers, and in which rows.
     `bounds` is the largest tree to draft for it; `match` follows its reply where that must match a grammar. `state_row` is its
     place among the running requests, None while it waits.
     """
@@ -74,6 +76,8 @@ class Request:
         self.num_matched = 0
         self.num_head_rows = 0
         self.num_shared_head_rows = 0
+        self.memory_source: int | None = None
+        self.marks: dict[int, int] = {}
         self.prefill_end = 0
         self.state_row: int | None = None
         self.finish_reason: dict[str, Any] | None = None

@@ -12,9 +12,9 @@ from eagle_rt.engine.clocks import DeviceClock, StepClock
 from eagle_rt.engine.gathering import PassCosts
 from eagle_rt.engine.graphs import StepGraph, StepGraphs
 from eagle_rt.engine.logprobs import logprobs_of, logprobs_of_each, logprobs_of_trees, want_logprobs
+from eagle_rt.engine.plan import Chunk, StepPlan, StepResult
 from eagle_rt.engine.prepare import decode_sequences, host_sequences, prefill_batch, prefilled_sequence, sampling_batch
 from eagle_rt.engine.request import Request
-from eagle_rt.engine.scheduler import Chunk, StepPlan, StepResult
 from eagle_rt.engine.traces import traces_of_forest, traces_of_roots, traces_of_trees, want_traces
 from eagle_rt.logprobs import Logprobs
 from eagle_rt.speculate.host_step import HostOutcome, HostStepper, plain_step
@@ -73,6 +73,10 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         """Do what the plan says; tokens come back to the host once per part."""
         self.clock.start()
+        if plan.memories:
+            own = self.stepper.pool.memories
+            assert own, "or none would have been saved"
+            own.copy(*(to_device(rows, self._device) for rows in zip(*plan.memories, strict=True)))
         stepper = self.host_stepper
         if stepper:
             return self._run_on_host(plan, stepper)

@@ -3,72 +3,15 @@
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
 from eagle_rt.cache.pages import PageAllocator
-from eagle_rt.cache.prefix import PrefixCache
+from eagle_rt.cache.prefix import PrefixCache, up_to_a_memory
+from eagle_rt.cache.saved import SavedMemories
 from eagle_rt.engine.gathering import Gathering
+from eagle_rt.engine.plan import Chunk, StepPlan, StepResult
 from eagle_rt.engine.request import Request, TokenEvent, check_prompt_length
-from eagle_rt.logprobs import Logprobs
-from eagle_rt.trace import Traces
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Rows start .. stop - 1 of a prompt (or of a preempted text) to process; `is_last`: its next token is then chosen."""
-
-    request: Request
-    start: int
-    stop: int
-
-    @property
-    def is_first(self) -> bool:
-        return self.start == self.request.num_matched
-
-    @property
-    def is_last(self) -> bool:
-        return self.stop == self.request.prefill_end
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """What the next step does: prompt chunks in one pass, and one decode step for every request past its prompt.
-
-    load: how many requests are running, those whose prompts have yet to be read among them.
-    """
-
-    chunks: tuple[Chunk, ...]
-    decodes: tuple[Request, ...]
-    load: int
-
-    @property
-    def staying(self) -> tuple[Request, ...]:
-        """Those of `decodes` that have not ended, as they may while the step runs."""
-        return tuple(request for request in self.decodes if not request.finish_reason)
-
-    def __bool__(self) -> bool:
-        return bool(self.chunks or self.decodes)
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """prefilled: the token chosen after each last chunk, in the plan's order; decoded: for each decoding request the tokens
-    gained; num_drafted: drafts verified for each; broken: which heads gave no numbers. head_rows: how many rows of a request, by
-    its id, the draft head's cache holds, where that has changed; None where it holds all that are cached. logprobs: by its id, of
-    the tokens of each request that has asked for them; traces: of the trees, in the same way."""
-
-    prefilled: list[int]
-    decoded: list[list[int]]
-    num_drafted: list[int]
-    broken: list[bool]
-    head_rows: dict[str, int] | None = None
-    logprobs: Logprobs = field(default_factory=dict)
-    traces: Traces = field(default_factory=dict)
-
-    def num_head_rows(self, request: Request) -> int:
-        """Of a request that this step has gained tokens for."""
-        return request.num_cached if self.head_rows is None else self.head_rows.get(request.id, request.num_head_rows)
 
 
 @dataclass(frozen=True)
@@ -90,7 +33,8 @@ class Scheduler:
     """First come, first served; when pages run out, the latest arrival gives way and is recomputed later.
 
     would_draft: whether a request that is let in now would be drafted for, so that pages without the head's rows are of no use to
-    it. gathering: makes prompts wait for others; None: none waits.
+    it. gathering: makes prompts wait for others; None: none waits. saved: of models with memories; None: they have none, or nothing
+    is shared.
     """
 
     def __init__(
@@ -101,6 +45,7 @@ class Scheduler:
         use_prefix_cache: bool,
         would_draft: Callable[[Request, int], bool] = lambda request, num_running: True,
         gathering: Gathering | None = None,
+        saved: SavedMemories | None = None,
     ) -> None:
         self.limits = limits
         self.waiting: OrderedDict[str, Request] = OrderedDict()
@@ -109,7 +54,7 @@ class Scheduler:
         self._eos_token_ids = eos_token_ids
         self._allocator = PageAllocator(limits.num_pages)
         self._prefix_cache = PrefixCache(limits.page_size, self._allocator.release, enabled=use_prefix_cache)
-        self._would_draft, self._gathering = would_draft, gathering
+        self._would_draft, self._gathering, self._saved = would_draft, gathering, saved
         self._free_state_rows = list(range(limits.max_running))
         self._num_arrivals = 0
 
@@ -166,7 +111,13 @@ class Scheduler:
                 stop = min(request.prefill_end, request.num_cached + budget)
                 chunks.append(Chunk(request, request.num_cached, stop))
                 budget -= stop - request.num_cached
-        return StepPlan(tuple(chunks), decodes, len(self.running))
+        return StepPlan(tuple(chunks), decodes, len(self.running), self._memories_to_copy())
+
+    def _memories_to_copy(self) -> tuple[tuple[int, int], ...]:
+        pairs = [(request.memory_source, request.state_row) for request in self.running]
+        for request in self.running:
+            request.memory_source = None
+        return tuple((source, target) for source, target in pairs if source is not None and target is not None)
 
     def plan_ahead(self, plan: StepPlan, max_gained: int) -> StepPlan | None:
         """The step after `plan`, whose result is not known yet: the same requests, with pages for whatever they gain in it, up to
@@ -238,6 +189,9 @@ class Scheduler:
         assert sorted(owners) == list(range(self.limits.num_pages))
         state_rows = self._free_state_rows + [request.state_row for request in self.running if request.state_row is not None]
         assert sorted(state_rows) == list(range(self.limits.max_running))
+        if self._saved:
+            saved = self._saved.rows() + [row for request in self.running for row in request.marks.values()]
+            assert sorted(saved) == sorted(self._saved.all_rows)
 
     def _append(self, request: Request, tokens: list[int], result: StepResult) -> TokenEvent:
         """Add tokens up to the first that ends the request: it may be in the middle of an accepted run."""
@@ -276,7 +230,9 @@ class Scheduler:
         while self.waiting and self._free_state_rows:
             request = next(iter(self.waiting.values()))
             drafts = self._would_draft(request, min(limits.max_running, len(self.running) + len(self.waiting)))
-            shared = self._prefix_cache.match(request.tokens, with_head_rows=drafts)
+            shared = alike = self._prefix_cache.match(request.tokens, with_head_rows=drafts)
+            if self._saved:
+                shared = up_to_a_memory(alike)
             self._prefix_cache.acquire(shared)
             num_needed = limits.pages_for(len(request.tokens) + limits.num_scratch) - len(shared)
             if num_needed + len(self.running) > self.num_available_pages:
@@ -293,6 +249,8 @@ class Scheduler:
             if request.stats.num_preemptions == 0:
                 request.stats.num_prompt_tokens_cached = request.num_cached
             self._take_pages(request, num_needed)
+            if self._saved:
+                self._saved.begin(request, len(request.tokens), len(alike) * limits.page_size)
             self.running.append(request)
         if self._gathering:
             self._gathering.let_in(self.running[num_running:])
@@ -324,6 +282,8 @@ class Scheduler:
     def _leave(self, request: Request) -> None:
         """Take a request out of the running, and keep what it has cached for prompts that begin alike."""
         self._share_pages(request)
+        if self._saved:
+            self._saved.end(request)
         num_shared = len(request.shared)
         self._prefix_cache.forget(request.shared)
         self._allocator.release(request.pages[num_shared:])
@@ -338,3 +298,5 @@ class Scheduler:
         request.shared = self._prefix_cache.insert(
             request.tokens, request.num_cached, request.pages, request.shared, request.num_head_rows
         )
+        if self._saved:
+            self._saved.settle(request)

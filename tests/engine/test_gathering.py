@@ -10,8 +10,9 @@ from engines import make_core, random_prompts, run
 
 from eagle_rt.engine.gathering import PROMPTS_REMEMBERED, Gathering, PassCosts
 from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.plan import StepResult
 from eagle_rt.engine.request import Request
-from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits, StepResult
+from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits
 
 
 def learned(ms: Callable[[int], float], count: int = 200) -> PassCosts:

@@ -39,8 +39,8 @@ from eagle_rt.engine.grammars import INSTALL, Grammars, tokenizer_info
 from eagle_rt.engine.loop import run_loop
 from eagle_rt.engine.messages import Abort, Command, Rejected, Report, Shutdown, Submit, decode, encode
 from eagle_rt.engine.params import Grammar, SamplingParams
+from eagle_rt.engine.plan import StepResult
 from eagle_rt.engine.request import TokenEvent
-from eagle_rt.engine.scheduler import StepResult
 
 PROMPTS = random_prompts(5, seed=4, longest=30)
 GREEDY = SamplingParams(temperature=0, max_new_tokens=40)

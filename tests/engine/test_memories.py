@@ -1,5 +1,7 @@
 """Engines whose target remembers texts in most of its layers: drafts change nothing, though nothing can be taken back there."""
 
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,18 +96,49 @@ def test_captured_steps_write_the_same_texts(tmp_path: Path, monkeypatch: pytest
     assert texts == run(make_core(pair[0]), PROMPTS[:2], settings)
 
 
-def test_prompts_that_begin_alike_are_read_anew(pair: tuple[Path, Path]) -> None:
-    core = make_drafting(pair)
-    first, second = (run(core, [PROMPTS[0]], SETTINGS[:1]) for _ in range(2))
-    assert first == second
-    assert core.metrics.num_cached_prompt_tokens == 0
+def test_a_dialogue_goes_on_where_it_was(pair: tuple[Path, Path]) -> None:
+    """From the last full page of the prompt before, whose reply is read anew."""
+    core, question = make_drafting(pair, page_size=4), random_prompts(1, seed=5, longest=80)[0] + [9] * 20
+    answer = run(core, [question], SETTINGS[:1])[0]
+    dialogue = question + answer + [7, 8, 9]
+    assert run(core, [dialogue], SETTINGS[1:2]) == run(make_core(pair[0]), [dialogue], SETTINGS[1:2])
+    assert core.metrics.num_cached_prompt_tokens == (len(question) - 1) // 4 * 4
+
+
+@pytest.mark.parametrize("chunk_size", [7, 512])
+def test_what_prompts_have_in_common_is_read_twice(pair: tuple[Path, Path], chunk_size: int) -> None:
+    """The second shows where others part from it too, so that the third goes on from there."""
+    common, cached = random_prompts(1, seed=6)[0] + [11] * 30, []
+    core = make_drafting(pair, page_size=1, chunked_prefill_size=chunk_size)
+    for own in (101, 102, 103, 104):
+        prompt = [*common, own, 12, 13]
+        assert run(core, [prompt], SETTINGS[:1]) == run(make_core(pair[0]), [prompt], SETTINGS[:1])
+        cached.append(core.metrics.num_cached_prompt_tokens)
+    # A page is only the same if the token behind it is.
+    assert cached == [0, 0, len(common) - 1, 2 * (len(common) - 1)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whoever_shares_what(pair: tuple[Path, Path], seed: int) -> None:
+    """Texts are those of engines in which nothing is shared, whatever is saved, given up and gone on from."""
+    draw = random.Random(seed)
+    stem = [draw.randrange(6, 260) for _ in range(60)]
+    prompts = [stem[: draw.randrange(1, 60)] + [draw.randrange(6, 260) for _ in range(draw.randrange(1, 9))] for _ in range(14)]
+    settings = [replace(SETTINGS[0], seed=index, max_new_tokens=draw.randrange(1, 9)) for index in range(len(prompts))]
+    options = {"page_size": draw.choice([1, 4]), "max_running_requests": draw.choice([1, 2, 4]), "max_total_tokens": 240}
+    core = make_drafting(pair, chunked_prefill_size=draw.choice([5, 16, 512]), **options)
+    alone = make_core(pair[0], disable_radix_cache=True, max_running_requests=4)
+    assert run(core, prompts, settings) == run(alone, prompts, settings)
+    assert core.metrics.num_cached_prompt_tokens > 0
+    assert alone.runner.stepper.pool.memories.matrices.shape[1] == 5, "nothing is held for texts that nobody shares"
 
 
 def test_what_is_said_at_start(pair: tuple[Path, Path]) -> None:
     config = make_config(pair[0], max_running_requests=5)
     _, notes = build_core(config, model_info(config))
     megabytes = 6 * (4 * 4 * 16 * 32 + 4 * 3 * (2 * 2 * 16 + 4 * 32)) / 2**20
-    assert [note for note in notes if f"remember takes {megabytes:.1f} MiB for each of 5 requests" in note]
+    words = f"remember takes {megabytes:.1f} MiB for each of 5 requests (--max-running-requests) and of 5 texts"
+    assert [note for note in notes if words in note]
 
 
 def test_what_cannot_be_done_with_it_yet(pair: tuple[Path, Path]) -> None:

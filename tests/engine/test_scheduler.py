@@ -4,9 +4,11 @@ import random
 
 import pytest
 
+from eagle_rt.cache.saved import SavedMemories
 from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.plan import StepPlan, StepResult
 from eagle_rt.engine.request import Request
-from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits, StepPlan, StepResult
+from eagle_rt.engine.scheduler import Scheduler, SchedulerLimits
 
 EOS = 0
 
@@ -42,14 +44,45 @@ def solo(prompt: list[int], sampling: SamplingParams, context_length: int) -> li
             return text[len(prompt) :]
 
 
-@pytest.mark.parametrize("seed", range(12))
+class MadeUpMemories:
+    """What a model with memories would remember in each row: the text itself."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[int]] = {}
+        self.num_copied = 0
+
+    def run(self, plan: StepPlan) -> None:
+        """Before its result is known."""
+        for source, target in plan.memories:
+            self.rows[target] = self.rows[source]
+            self.num_copied += 1
+        for chunk in plan.chunks:
+            tokens, row = chunk.request.tokens, chunk.request.state_row
+            assert row is not None
+            assert chunk.start == 0 or self.rows[row] == tokens[: chunk.start]
+            self.rows[row] = tokens[: chunk.stop]
+            self.rows |= {saved: tokens[: chunk.start + count] for count, saved in chunk.saves}
+        for request in plan.decodes:
+            assert request.state_row is not None
+            assert self.rows[request.state_row] == request.tokens[: request.num_cached]
+
+    def keep(self, plan: StepPlan, result: StepResult) -> None:
+        """More than a reply needs, too."""
+        for request, tokens in zip(plan.decodes, result.decoded, strict=True):
+            assert request.state_row is not None
+            self.rows[request.state_row] = [*request.tokens, *tokens[:-1]]
+
+
+@pytest.mark.parametrize("seed", range(16))
 def test_random_load_on_a_pool_too_small(seed: int) -> None:
-    rng = random.Random(seed)
-    scheduler = Scheduler(
-        limits(page_size=rng.choice([1, 4]), num_pages=rng.choice([30, 100])), frozenset({EOS}), use_prefix_cache=seed % 3 > 0
-    )
-    if scheduler.limits.page_size * scheduler.limits.num_pages < 90:
-        scheduler = Scheduler(limits(page_size=1, num_pages=100), frozenset({EOS}), use_prefix_cache=True)
+    rng, memories, saved = random.Random(seed), MadeUpMemories(), None
+    own_limits = limits(page_size=rng.choice([1, 4]), num_pages=rng.choice([30, 100]))
+    if own_limits.page_size * own_limits.num_pages < 90:
+        own_limits = limits(page_size=1, num_pages=100)
+    if seed >= 12:
+        saved = SavedMemories(range(5, 5 + rng.choice([1, 2, 4])), own_limits.page_size)
+    use_prefix_cache = seed % 3 > 0 or saved is not None
+    scheduler = Scheduler(own_limits, frozenset({EOS}), use_prefix_cache=use_prefix_cache, saved=saved)
     requests: dict[str, tuple[list[int], SamplingParams]] = {}
     outputs: dict[str, list[int]] = {}
     finished: set[str] = set()
@@ -74,7 +107,11 @@ def test_random_load_on_a_pool_too_small(seed: int) -> None:
         assert sum(chunk.stop - chunk.start for chunk in plan.chunks) <= scheduler.limits.chunk_size
         for request in plan.decodes:
             assert len(request.pages) * scheduler.limits.page_size >= request.num_cached + scheduler.limits.num_scratch
-        for event in scheduler.commit(plan, run_step(plan, rng)):
+        result = run_step(plan, rng)
+        if saved:
+            memories.run(plan)
+            memories.keep(plan, result)
+        for event in scheduler.commit(plan, result):
             outputs[event.request_id] += event.tokens
             if event.finish_reason:
                 finished.add(event.request_id)
@@ -85,6 +122,7 @@ def test_random_load_on_a_pool_too_small(seed: int) -> None:
     for name in finished:
         assert outputs[name] == solo(*requests[name], scheduler.limits.context_length), name
     assert scheduler.num_available_pages == scheduler.limits.num_pages
+    assert bool(memories.num_copied) == bool(saved)
 
 
 def test_first_come_first_served() -> None:
