@@ -12,7 +12,7 @@ QUIET = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
 
 def write_guessable(directory: Path, name: str, loudness: float = 0.2, **overrides) -> Path:
     """A target of this family whose layers add little to what they read, so that a token tells most of what comes next."""
-    model = checkpoints.random_model(checkpoints.family_config(name, **overrides))
+    model = checkpoints.random_model(checkpoints.family_config(name, **{"initializer_range": 0.15, **overrides}))
     with torch.no_grad():
         for own, parameter in model.named_parameters():
             if own.endswith(QUIET):

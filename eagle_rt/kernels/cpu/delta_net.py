@@ -12,15 +12,14 @@ from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import (
     FLAGS,
     LANES,
-    LOG2_E,
     ONE,
     ZERO,
     add_product,
     array_of,
-    exp2,
     load,
     multiply,
     number_of,
+    sigmoid,
     spread,
     store,
     stored_as,
@@ -151,12 +150,6 @@ def mix(
             number = number_of(inputs[row, channel]) if row >= 0 else before[len(before) + row, i]
             total += number * kernel[channel, tap]
         mixed[i] = total * sigmoid(total)
-
-
-@njit(cache=True, fastmath=set(FLAGS), error_model="numpy")
-def sigmoid(x: np.float32) -> np.float32:
-    power = exp2(-abs(x) * LOG2_E)
-    return (ONE if x >= ZERO else power) / (ONE + power)
 
 
 @njit(cache=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from eagle_rt.kernels.cpu.gated import gate_rows, in_float32
 from eagle_rt.kernels.cpu.multiply import Weights, multiply, weights_at
 from eagle_rt.kernels.cpu.top_children import find_best, sum_of_powers
-from eagle_rt.kernels.cpu.vectors import LOG2_E, ONE, ZERO, exp2, number_of, stored_as
+from eagle_rt.kernels.cpu.vectors import LOG2_E, ONE, ZERO, exp2, number_of, sigmoid, stored_as
 from eagle_rt.kernels.experts import LEAST_TOTAL, Mixing
 from eagle_rt.kernels.gate import Gate
 
@@ -123,12 +123,6 @@ def by_sigmoids(row: np.ndarray, bias: np.ndarray, counts: np.ndarray, experts: 
     for k in range(len(counts)):
         counts[k] = sigmoid(row[experts[k]])  # pyright: ignore[reportArgumentType]
     return ONE if total == total else total
-
-
-@njit(cache=True)
-def sigmoid(x: np.float32) -> np.float32:
-    power = exp2(-abs(x) * LOG2_E)
-    return (ONE if x >= ZERO else power) / (ONE + power)
 
 
 @njit(cache=True)

@@ -233,3 +233,9 @@ def exp2(x: np.float32) -> np.float32:
     part = x - np.float32(whole)
     fraction = ONE + part * (C1 + part * (C2 + part * (C3 + part * (C4 + part * (C5 + part * C6)))))
     return power_of_two(whole) * fraction
+
+
+@njit(cache=True, fastmath=set(FLAGS), error_model="numpy")
+def sigmoid(x: np.float32) -> np.float32:
+    power = exp2(-abs(x) * LOG2_E)
+    return (ONE if x >= ZERO else power) / (ONE + power)
