@@ -28,6 +28,7 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
 )
@@ -141,6 +142,7 @@ def family_config(name: str, **overrides):
         "gpt-oss": lambda: GptOssConfig(**{**SIZES, **GPT_OSS, **overrides}),
         "qwen3.5": lambda: Qwen3_5TextConfig(**{**SIZES, **QWEN3_5, **overrides}),
         "qwen3.5-moe": lambda: Qwen3_5MoeTextConfig(**{**SIZES, **QWEN3_5_EXPERTS, **overrides}),
+        "qwen3-next": lambda: Qwen3NextConfig(**{**SIZES, **QWEN3_5_EXPERTS, **overrides}),
         "gemma3": lambda: Gemma3TextConfig(**{**SIZES, **GEMMA3, **overrides}),
         "gemma3-vl": lambda: Gemma3Config(
             text_config={**SIZES, **GEMMA3, **overrides},
@@ -169,11 +171,11 @@ def family_config(name: str, **overrides):
 
 # Models that see, too.
 SEEING = ("mistral3", "gemma3-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe")
-WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "glm4-moe", "qwen3.5-moe")
+WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "glm4-moe", "qwen3.5-moe", "qwen3-next")
 # Models most of whose layers have memories instead of attention.
-HYBRIDS = ("qwen3.5", "qwen3.5-moe")
+HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next")
 # Weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses between those.
-NO_NEAR_TIES = {"qwen3-moe": 3, "qwen3-moe-mixed": 3, "glm4-moe": 4, "qwen3.5": 5, "qwen3.5-moe": 5}
+NO_NEAR_TIES = {"qwen3-moe": 3, "qwen3-moe-mixed": 3, "glm4-moe": 4, "qwen3.5": 5, "qwen3.5-moe": 5, "qwen3-next": 3}
 FAMILIES = (
     "llama",
     "llama-tied",
@@ -204,7 +206,7 @@ def random_model(config, seed: int = 0) -> PreTrainedModel:
     """Random weights, the norms and biases included, so that a test notices each of them."""
     torch.manual_seed(seed)
     model = auto_class(config).from_config(config, dtype=torch.float32).eval()
-    less_one = config.model_type.startswith(("gemma", "qwen3_5"))  # which these add to what is stored
+    less_one = config.model_type.startswith(("gemma", "qwen3_5", "qwen3_next"))  # which these add to what is stored
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):

@@ -274,12 +274,13 @@ def weight_bytes(spec: ModelSpec, dtype: torch.dtype, quantization: Quantization
 def num_weights(spec: ModelSpec, *, of_all_experts: bool = False) -> int:
     """About how many weights one token of the target reads; of all experts, how many there are but for embeddings."""
     shape = spec.shape
-    attention = shape.head_dim * (2 * shape.num_heads + 2 * shape.num_kv_heads)
+    attention = shape.head_dim * ((2 + shape.gates_attention) * shape.num_heads + 2 * shape.num_kv_heads)
     outputs = spec.vocab_size
-    for experts in spec.experts:
+    for experts, delta_net in zip(spec.experts, spec.delta_nets, strict=True):
         gates = 3 * shape.intermediate_size
         if experts:
             routed = experts.count if of_all_experts else experts.mixing.top_k
             gates = experts.count + (routed + experts.mixing.num_shared) * 3 * experts.intermediate_size
-        outputs += attention + gates
+        outputs += gates
+        outputs += delta_net.num_channels + 2 * delta_net.values_size + 2 * delta_net.num_heads if delta_net else attention
     return shape.hidden_size * outputs

@@ -24,6 +24,7 @@ GEMMA_NORMS = {
 # Norms whose weights are what they multiply by, less one; that within a gated delta net is another.
 LESS_ONE, WHOLE_NORM = (*GEMMAS, *HYBRIDS), ".linear_attn.norm.weight"
 ONE_EXPERT = r"(?P<stem>.*\.experts)\.(?P<number>\d+)\.(?P<part>(gate|up|down)_proj)\.weight"
+INTO_DELTA_NET = r"(?P<stem>.*\.linear_attn)\.in_proj_(?P<part>qkv|z|b|a)\.weight"
 TURNED = r"\.([qk]_(proj|norm)|(query|key)_layernorm)\.(weight|bias)$"
 
 
@@ -74,6 +75,8 @@ class RearrangedCheckpoint(Checkpoint):
         """A view of the fused tensor, which is held until another one of its kind is wanted."""
         if own := re.fullmatch(ONE_EXPERT, name):
             return self._part_of_expert(own["stem"], int(own["number"]), own["part"], shape)
+        if own := re.fullmatch(INTO_DELTA_NET, name):
+            return self._part_of_delta_net(own["stem"], own["part"], shape[1])
         whole_name = fused_name(name)
         if whole_name not in self._tensors:
             return self._tensors.take(name, shape)  # which says that it is missing
@@ -88,6 +91,17 @@ class RearrangedCheckpoint(Checkpoint):
             return self._held(f"{stem}.down_proj", (experts.count, *shape))[number]
         halves = self._held(f"{stem}.gate_up_proj", (experts.count, 2 * shape[0], shape[1])).unflatten(1, (2, -1))
         return halves[number, FUSED["gate_up_proj"].index(part)]
+
+    def _part_of_delta_net(self, stem: str, part: str, in_size: int) -> Tensor:
+        """Qwen3-Next's queries, keys, values and gates lie side by side for each head of keys, and so do the two rates."""
+        own, fused = self._spec.delta_net, "qkvz" if part in "qkvz" else "ba"
+        assert own
+        num_shared = own.num_heads // own.num_key_heads
+        of_values = num_shared * own.value_dim
+        sizes = (own.key_dim, own.key_dim, of_values, of_values) if fused == "qkvz" else (num_shared,) * 2
+        stored = self._held(f"{stem}.in_proj_{fused}.weight", (own.num_key_heads * sum(sizes), in_size))
+        parts = dict(zip(fused, stored.unflatten(0, (own.num_key_heads, -1)).split(sizes, dim=1), strict=True))
+        return torch.cat([parts[letter].flatten(0, 1) for letter in part])
 
     def _held(self, name: str, shape: tuple[int, ...]) -> Tensor:
         kind = name.rpartition(".")[2]

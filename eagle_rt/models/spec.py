@@ -31,6 +31,7 @@ FAMILIES = {
     "Glm4MoeForCausalLM": None,
     "Qwen3_5ForCausalLM": None,
     "Qwen3_5MoeForCausalLM": None,
+    "Qwen3NextForCausalLM": None,
 }
 # Models that see, too: the part of them that reads is served. What that is, and of which type its `text_config` may be (or all of
 # its config.json, in which the first Qwen2.5-VL have it).
@@ -46,7 +47,11 @@ READING_PARTS = {
 GEMMAS = "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
 GLMS = ("Glm4MoeForCausalLM",)
 # Of their layers most have memories, and attention in the others has gates.
-HYBRIDS = tuple(f"Qwen3_5{experts}For{kind}" for experts in ("", "Moe") for kind in ("CausalLM", "ConditionalGeneration"))
+HYBRIDS = (
+    "Qwen3NextForCausalLM",
+    *(f"Qwen3_5{experts}For{kind}" for experts in ("", "Moe") for kind in ("CausalLM", "ConditionalGeneration")),
+)
+HYBRID = {"partial_rotary_factor": 0.25, "full_attention_interval": 4, "norm_topk_prob": True}
 # What published configs leave out: transformers' defaults.
 LEFT_OUT = {
     "Gemma3ForCausalLM": {
@@ -64,8 +69,9 @@ LEFT_OUT = {
         "sliding_window_pattern": 6,
     },
     "Glm4MoeForCausalLM": {"norm_topk_prob": True, "partial_rotary_factor": 0.5},
-    "Qwen3_5ForCausalLM": {"partial_rotary_factor": 0.25, "full_attention_interval": 4},
-    "Qwen3_5MoeForCausalLM": {"partial_rotary_factor": 0.25, "full_attention_interval": 4, "norm_topk_prob": True},
+    "Qwen3NextForCausalLM": HYBRID,
+    "Qwen3_5ForCausalLM": HYBRID,
+    "Qwen3_5MoeForCausalLM": HYBRID,
 }
 GATES = {"silu": SWIGLU, "gelu_pytorch_tanh": GEGLU}
 # What would make other models of these, were it set.
@@ -214,7 +220,8 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
 
 def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
     """Those of Mixtral and gpt-oss, whose sizes are those of other models' one feed-forward part, of Qwen3, where some layers
-    may have none, of GLM, where the first have none and all share some, and of Qwen3.5, where a gate says how much these count.
+    may have none, of GLM, where the first have none and all share some, and of Qwen3-Next and 3.5, where a gate says how much
+    these count.
 
     Raises:
         ValueError: more are to be taken than there are, or only from some groups of them; or the shared ones are of another size.

@@ -9,18 +9,21 @@ import guessable
 import pytest
 import torch
 from captured import make_captured
+from checkpoints import VOCAB_SIZE
 from engine.test_capturable import captured_callable, watching
 from engines import Tree, make_config, make_core, random_prompts, run
 from torch import Tensor
 
 from eagle_rt.attention.recurrence import lineage_of
 from eagle_rt.batch import Batch, HostMask, HostRows, MaskWords
+from eagle_rt.engine import assemble
 from eagle_rt.engine.build import build_core
 from eagle_rt.engine.core import EngineCore
-from eagle_rt.engine.load import model_info
+from eagle_rt.engine.load import model_info, num_weights
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.kernels import dispatch
 from eagle_rt.models import linear
+from eagle_rt.models.spec import model_spec, read_config
 from eagle_rt.tree.draft_tree import ancestor_mask
 
 PROMPTS = random_prompts(3, seed=8, longest=50) + random_prompts(1, seed=9, longest=2)
@@ -139,6 +142,21 @@ def test_what_is_said_at_start(pair: tuple[Path, Path]) -> None:
     megabytes = 6 * (4 * 4 * 16 * 32 + 4 * 3 * (2 * 2 * 16 + 4 * 32)) / 2**20
     words = f"remember takes {megabytes:.1f} MiB for each of 5 requests (--max-running-requests) and of 5 texts"
     assert [note for note in notes if words in note]
+
+
+def test_memories_take_from_what_the_cache_may(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assemble, "cache_bytes", lambda config: 2**20)
+    of_a_text = 6 * (4 * 4 * 16 * 32 + 4 * 3 * (2 * 2 * 16 + 4 * 32))
+    for options, num_texts in (({}, 6 + 5), ({"disable_radix_cache": True}, 6)):
+        core = make_core(pair[0], max_total_tokens=None, max_running_requests=5, page_size=1, **options)
+        assert core.scheduler.limits.num_pages == (2**20 - num_texts * of_a_text) // (2 * 2 * 2 * 32 * 4)
+
+
+def test_what_a_token_reads(pair: tuple[Path, Path]) -> None:
+    channels, values, heads = 2 * 2 * 16 + 4 * 32, 4 * 32, 4
+    attention, others = 64 * 32 * (3 * 4 + 2 * 2), 64 * (channels + 2 * values + 2 * heads)
+    spec = model_spec(read_config(pair[0]))
+    assert num_weights(spec) == 2 * attention + 6 * others + 8 * 3 * 64 * 96 + 64 * VOCAB_SIZE
 
 
 def test_what_cannot_be_done_with_it_yet(pair: tuple[Path, Path]) -> None:
