@@ -47,6 +47,9 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dt
         for own in spec.experts
     )
     layer = (8 * shape.hidden_size + gates + 4 * shape.num_heads * shape.head_dim) * dtype.itemsize
+    if own := spec.delta_net:  # of whose layers all inputs are noted until it is known what is kept
+        width, num_layers = own.num_channels + own.values_size, sum(map(bool, spec.delta_nets))
+        layer += num_layers * (width + 2 * own.num_heads) * dtype.itemsize + 4 * (width + 2 * own.values_size)
     return num_rows * (logits + layer) + batch_size * spec.vocab_size * TABLES_BYTES + ATTENTION_PARTS_BYTES
 
 

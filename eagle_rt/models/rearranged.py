@@ -21,8 +21,8 @@ GEMMA_NORMS = {
     "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": OUTPUT_NORMS[1],
 }
-# Norms whose weights are what they multiply by, less one; that within a gated delta net is another.
-LESS_ONE, WHOLE_NORM = (*GEMMAS, *HYBRIDS), ".linear_attn.norm.weight"
+# Norms whose weights are what they multiply by, less one; that within a gated delta net is not, and is taken raw.
+LESS_ONE = (*GEMMAS, *HYBRIDS)
 ONE_EXPERT = r"(?P<stem>.*\.experts)\.(?P<number>\d+)\.(?P<part>(gate|up|down)_proj)\.weight"
 INTO_DELTA_NET = r"(?P<stem>.*\.linear_attn)\.in_proj_(?P<part>qkv|z|b|a)\.weight"
 TURNED = r"\.([qk]_(proj|norm)|(query|key)_layernorm)\.(weight|bias)$"

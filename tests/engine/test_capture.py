@@ -12,6 +12,7 @@ from eagle_rt.engine.build import build_core
 from eagle_rt.engine.capture import ATTENTION_PARTS_BYTES, capture_steps, graph_batch_sizes, graph_bytes
 from eagle_rt.engine.graphs import StepGraphs, default_batch_sizes
 from eagle_rt.engine.load import model_info, require_room
+from eagle_rt.kernels.delta_net import DeltaNetShape
 from eagle_rt.kernels.experts import Mixing
 from eagle_rt.models.spec import ExpertShape, model_spec, read_config
 from eagle_rt.tree_shape import TreeShape
@@ -52,6 +53,12 @@ def test_the_cache_leaves_room_for_the_graphs(target_dir: Path) -> None:
     taken = [replace(spec, experts=(ExpertShape(9, 512, Mixing(2, True, num_shared=own)),)) for own in (0, 1, 2)]
     none, one, two = (graph_bytes(config, own, tree, torch.float16) for own in taken)
     assert two - one == one - none == 4 * 8 * (4 * 512 + spec.shape.hidden_size) * 2
+    # Where layers have memories, their inputs are noted, and in one of them channels, changes and what is found are in float32.
+    net = DeltaNetShape(num_key_heads=2, num_heads=4, key_dim=16, value_dim=32, taps=4)
+    noted = graph_bytes(config, replace(spec, delta_nets=(net, net, None)), tree, torch.float16) - graph_bytes(
+        config, spec, tree, torch.float16
+    )
+    assert noted == 4 * 8 * (2 * 2 * (64 + 128 + 128 + 8) + 4 * (64 + 128 + 3 * 128))
     for without in (
         replace(config, disable_cuda_graph=True),
         replace(config, device="cpu"),
