@@ -98,18 +98,18 @@ def lineage_of(batch: Batch) -> Lineage:
     if mask is None:
         parents = torch.arange(-1, num_rows - 1, device=device).index_fill(0, firsts, -1)
         return Lineage(firsts, stops, parents)
-    if isinstance(mask, HostMask):
-        visible = torch.from_numpy(mask.visible)
-        first_of_each = firsts.repeat_interleave(stops - firsts)
+    if isinstance(mask, HostMask):  # all on the host
+        visible, bounds = torch.from_numpy(mask.visible), torch.tensor(starts)
+        first_of_each = bounds[:-1].repeat_interleave(bounds.diff())
         places = torch.arange(num_rows) - first_of_each
     else:
         visible = bits_of(mask) if isinstance(mask, MaskWords) else mask
         assert visible.shape[1] == visible.shape[2], "of a tree's nodes all are rows of the pass"
         places, first_of_each = torch.arange(size, device=device), firsts[:, None]
     columns = torch.arange(visible.shape[-1], device=visible.device)
-    before = torch.where(visible & (columns < places[:, None]), columns, -1).amax(dim=-1).to(device)
+    before = torch.where(visible & (columns < places[:, None]), columns, -1).amax(dim=-1)
     parents = torch.where(before < 0, -1, first_of_each + before).flatten()
-    return Lineage(firsts, stops, parents, visible.flatten(0, -2).contiguous().to(device))
+    return Lineage(firsts, stops, parents.to(device), visible.flatten(0, -2).contiguous().to(device))
 
 
 def bits_of(mask: MaskWords) -> Tensor:

@@ -66,8 +66,8 @@ class Lineage:
     """Which of T rows come before which. B sequences own the rows starts[b] to stops[b] - 1, [B] int64.
 
     parents: [T] int64, the row before each in its text or its tree, which stands before it here too, -1 for those that follow what
-    is remembered of the sequence. is_text: every row goes on from the one before it, and is remembered; else
-    visible [T, C] bool is which rows of its tree each one sees, itself and all on the way to the first.
+    is remembered of the sequence. visible: [T, C] bool, which rows of its tree each one sees, itself and all on the way to the
+    first; None for texts, where every row goes on from the one before it, and is remembered.
     """
 
     starts: Tensor
