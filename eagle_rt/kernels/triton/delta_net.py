@@ -105,7 +105,7 @@ def _found(a_of, a_rows, is_a, matrix, is_known, columns, KEY_DIM: tl.constexpr,
 
 
 @triton.jit
-def _kept(rates, decay, time_bias, rows, is_row, head, num_heads):
+def _kept_by(rates, decay, time_bias, rows, is_row, head, num_heads):
     """[R] how much of the memory each row keeps, as a logarithm."""
     time = tl.load(rates + (rows * 2 + 1) * num_heads + head, mask=is_row, other=0.0).to(tl.float32) + tl.load(time_bias + head)
     passed = tl.maximum(time, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(time)))
@@ -153,7 +153,7 @@ def _delta_rule(
         squares, read = _found(query_of, own, is_row, matrix, is_known, columns, KEY_DIM, VALUE_DIM, KEYS)
         query_scale = 1.0 / tl.sqrt((squares + SMALL) * KEY_DIM)
         # Which row of the block is seen by which, itself among them.
-        seen, kept = places[None, :] <= places[:, None], _kept(rates, decay, time_bias, rows, is_row, head, num_heads)
+        seen, kept = places[None, :] <= places[:, None], _kept_by(rates, decay, time_bias, rows, is_row, head, num_heads)
         kept_before = tl.zeros([ROWS], tl.float32)
         if not IS_TEXT:
             sees = visible + rows[:, None] * NUM_COLUMNS + places[None, :]
@@ -161,7 +161,7 @@ def _delta_rule(
             seen = tl.load(sees + first - start, mask=is_tree, other=0) != 0
             for other in range(start, first, ROWS):
                 is_seen = tl.load(sees + other - start, mask=is_row[:, None], other=0) != 0
-                others_kept = _kept(rates, decay, time_bias, other + places, other + places < stop, head, num_heads)
+                others_kept = _kept_by(rates, decay, time_bias, other + places, other + places < stop, head, num_heads)
                 kept_before += tl.sum(tl.where(is_seen, others_kept[None, :], 0.0), 1)
         kept_so_far = kept_before + tl.sum(tl.where(seen, kept[None, :], 0.0), 1)
         read *= (tl.exp(kept_so_far) * query_scale)[:, None]
