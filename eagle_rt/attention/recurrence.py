@@ -43,11 +43,12 @@ class CachedRecurrence:
         if not self._is_text:
             memories.note(layer, inputs, rates, weights)
         channels, matrices = memories.channels[layer], memories.matrices[layer]
+        first = self._parts[0]
+        if first.rows is None:
+            return delta_net(inputs, rates, weights, Memory(channels, matrices, first.state_rows, first.is_new), first.lineage)
         outputs = inputs.new_empty(len(inputs), weights.shape.values_size)
         for part in self._parts:
             memory = Memory(channels, matrices, part.state_rows, part.is_new)
-            if part.rows is None:
-                return delta_net(inputs, rates, weights, memory, part.lineage)
             outputs[part.rows] = delta_net(inputs[part.rows], rates[part.rows], weights, memory, part.lineage)
             if part.saved:
                 sources, targets = part.saved
@@ -73,14 +74,13 @@ def parts_of(batch: Batch, whole: Part) -> list[Part]:
             if row is not None:
                 saved.append((b, row))
         own, ends = to_device(sequences, device, torch.int64), [0, *accumulate(counts)]
-        firsts, stops = to_device(ends[:-1], device), to_device(ends[1:], device)
-        parents = torch.arange(-1, len(rows) - 1, device=device).index_fill(0, firsts, -1)
+        lineage = Lineage.of_texts(to_device(ends[:-1], device), to_device(ends[1:], device), len(rows))
         is_new = whole.is_new[own] & to_device([begun[b] == 0 for b in sequences], device)
         copied = None
         if saved:
             owners, targets = (to_device(column, device) for column in zip(*saved, strict=True))
             copied = whole.state_rows[owners], targets
-        parts.append(Part(to_device(rows, device), Lineage(firsts, stops, parents), whole.state_rows[own], is_new, copied))
+        parts.append(Part(to_device(rows, device), lineage, whole.state_rows[own], is_new, copied))
         for b, count in zip(sequences, counts, strict=True):
             begun[b] += count
     return parts
@@ -96,8 +96,7 @@ def lineage_of(batch: Batch) -> Lineage:
     else:
         firsts, stops = to_device(starts[:-1], device), to_device(starts[1:], device)
     if mask is None:
-        parents = torch.arange(-1, num_rows - 1, device=device).index_fill(0, firsts, -1)
-        return Lineage(firsts, stops, parents)
+        return Lineage.of_texts(firsts, stops, num_rows)
     if isinstance(mask, HostMask):  # all on the host
         visible, bounds = torch.from_numpy(mask.visible), torch.tensor(starts)
         first_of_each = bounds[:-1].repeat_interleave(bounds.diff())

@@ -46,9 +46,7 @@ class Memories:
         rows, is_new = self._noted_of
         lengths = (paths >= 0).sum(dim=1)
         starts = torch.arange(len(paths), device=paths.device) * paths.shape[1]
-        parents = torch.arange(-1, paths.numel() - 1, device=paths.device)
-        parents[:: paths.shape[1]] = -1
-        lineage, taken = Lineage(starts, starts + lengths, parents), paths.clamp(min=0).flatten()
+        lineage, taken = Lineage.of_texts(starts, starts + lengths, paths.numel()), paths.clamp(min=0).flatten()
         for layer, inputs, rates, weights in self._noted:
             memory = Memory(self.channels[layer], self.matrices[layer], rows, is_new)
             delta_net(inputs[taken], rates[taken], weights, memory, lineage)

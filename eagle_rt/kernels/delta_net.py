@@ -75,6 +75,11 @@ class Lineage:
     parents: Tensor
     visible: Tensor | None = None
 
+    @classmethod
+    def of_texts(cls, starts: Tensor, stops: Tensor, num_rows: int) -> "Lineage":
+        parents = torch.arange(-1, num_rows - 1, device=starts.device).index_fill(0, starts, -1)
+        return cls(starts, stops, parents)
+
     @property
     def is_text(self) -> bool:
         return self.visible is None
