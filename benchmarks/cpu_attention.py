@@ -25,7 +25,7 @@ from eagle_rt.attention.grouped import GroupedAttention
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.rows import RowAttention
 from eagle_rt.batch import HostRows
-from eagle_rt.cache.pool import KVPool
+from eagle_rt.cache.pool import KVPool, RowShape
 from eagle_rt.config import EngineConfig
 from eagle_rt.resolve import resolve_device
 
@@ -44,7 +44,7 @@ def row(shape: str, batch_size: int, context: int, num_nodes: int, is_run: bool)
     dtype, num_heads, num_kv_heads, head_dim = SHAPES[shape]
     batch = tree_batch([context + 7 * b for b in range(batch_size)], num_nodes, "cpu", is_run)
     assert isinstance(batch.rows, HostRows)
-    pool = KVPool(1, sum(batch.rows.kv_lens), num_kv_heads, head_dim, dtype, "cpu")
+    pool = KVPool(1, sum(batch.rows.kv_lens), RowShape(num_kv_heads, head_dim), dtype, "cpu")
     pool.storage.normal_()
     queries = torch.randn(len(batch.tokens), num_heads, head_dim).to(dtype)
     calls: dict[str, Callable[[], torch.Tensor]] = {}

@@ -10,9 +10,12 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma3Config,
     Gemma3TextConfig,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     HunYuanDenseV1Config,
     LlamaConfig,
@@ -96,6 +99,32 @@ GLM4_EXPERTS = {
     "attention_bias": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }
+# Attention over latents of 32 numbers, and a turned key of 16; not as many of a head's values as of its keys.
+LATENTS = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 2,
+    "n_group": 1,
+    "topk_group": 1,
+}
+# What DeepSeek's published configs stretch by, and raise scores with.
+STRETCHED = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.9,
+    "original_max_position_embeddings": TRAINED_LENGTH,
+}
 QWEN3_VL_EXPERTS = {"head_dim": 32, "num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
 # Three of four layers have memories; two heads of values share one of keys.
 QWEN3_5 = {
@@ -136,6 +165,9 @@ def family_config(name: str, **overrides):
             **{**SIZES, **QWEN3_EXPERTS, "mlp_only_layers": [5], "decoder_sparse_step": 2, **overrides}
         ),
         "glm4-moe": lambda: Glm4MoeConfig(**{**SIZES, **GLM4_EXPERTS, **overrides}),
+        "glm4-moe-lite": lambda: Glm4MoeLiteConfig(**{**SIZES, **LATENTS, **overrides}),
+        "deepseek-v2": lambda: DeepseekV2Config(**{**SIZES, **LATENTS, "q_lora_rank": None, **overrides}),
+        "deepseek-v3": lambda: DeepseekV3Config(**{**SIZES, **LATENTS, "rope_parameters": STRETCHED, **overrides}),
         "phi3": lambda: Phi3Config(**{**SIZES, **PHI3, **overrides}),
         "phi3-long": lambda: Phi3Config(**{**SIZES, **PHI3_LONG, **overrides}),
         "hunyuan": lambda: HunYuanDenseV1Config(**{**SIZES, "head_dim": 32, "rope_parameters": NTK, **overrides}),
@@ -171,7 +203,8 @@ def family_config(name: str, **overrides):
 
 # Models that see, too.
 SEEING = ("mistral3", "gemma3-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe")
-WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "glm4-moe", "qwen3.5-moe", "qwen3-next")
+WITH_LATENTS = ("glm4-moe-lite", "deepseek-v2", "deepseek-v3")
+WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "glm4-moe", *WITH_LATENTS, "qwen3.5-moe", "qwen3-next")
 # Models most of whose layers have memories instead of attention.
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next")
 # Weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses between those.

@@ -26,7 +26,7 @@ class AttentionBackend(Protocol):
         ...
 
     def run(self, queries: Tensor, layer: int, plan: Any, window: int | None, sinks: Tensor | None = None) -> Tensor:
-        """Attention of queries [T, query heads, head_dim] over their sequences' cached rows; the same shape comes back.
+        """Attention of queries [T, query heads, head_dim] over their sequences' cached rows: [T, query heads, numbers of a value].
 
         The rows of this pass are already in the pool. Query heads share key heads in groups. `window` bounds how far back a
         query sees, itself included. `sinks` [query heads] float32 are logits beside those of what is seen: each takes a share of

@@ -34,7 +34,8 @@ class CachedAttention:
     def __call__(
         self, layer: int, queries: Tensor, keys_and_values: Tensor | None, window: int | None, sinks: Tensor | None = None
     ) -> Tensor:
-        """[T, heads, head_dim] from queries of that shape and [T, 2, kv heads, head_dim], None where those are cached already."""
+        """[T, heads, numbers of a value] from queries [T, heads, head_dim] and rows of the cache, [T, 2 or 1, kv heads, head_dim],
+        None where those are cached already."""
         if keys_and_values is not None:
             self._pool.write(layer, self._batch.slots, keys_and_values)
         return self._backend.run(queries, layer, self._plan, window, sinks)

@@ -33,7 +33,7 @@ class Group:
 
     queries: [n * Q] rows of the pass, None where they are all rows in order; kept, outputs: which of those [n * Q] are no fillings,
     and their rows of the pass, None where all are. slots: [n * K], or None where the rows of a lone sequence lie side by side; then
-    `views` holds the (keys, values) of every layer, [1, kv heads, K, head_dim] each.
+    `views` holds the (keys, values) of every layer, [1, kv heads, K, numbers of a head] each.
     positions: of all queries of the pass. bias: [n, 1, Q, K], 0 where a query sees a row and -inf where it does not, or None where
     every query sees every row. biases: see `bias_of`.
     """
@@ -51,7 +51,7 @@ class Group:
 
 @dataclass(frozen=True)
 class GroupedPlan:
-    """buffer: [most n * K, 2, kv heads, head_dim], where the rows of a group are copied side by side, layer by layer."""
+    """buffer: [most n * K, 2 or 1, kv heads, head_dim], where the rows of a group are copied side by side, layer by layer."""
 
     pool: KVPool
     groups: tuple[Group, ...]
@@ -81,7 +81,7 @@ class GroupedAttention:
     def run(self, queries: Tensor, layer: int, plan: GroupedPlan, window: int | None, sinks: Tensor | None = None) -> Tensor:
         if len(plan.groups) == 1:  # which are in order
             return run_group(queries, layer, plan, plan.groups[0], window, sinks)
-        output = torch.empty_like(queries, memory_format=torch.contiguous_format)
+        output = queries.new_empty(*queries.shape[:2], plan.pool.row.output_dim)
         for group in plan.groups:
             assert group.outputs is not None
             output.index_copy_(0, group.outputs, run_group(queries, layer, plan, group, window, sinks))
@@ -179,8 +179,8 @@ def with_mask(bias: Tensor, mask: Tensor, lengths: list[int]) -> Tensor:
 
 
 def run_group(queries: Tensor, layer: int, plan: GroupedPlan, group: Group, window: int | None, sinks: Tensor | None) -> Tensor:
-    """[R, heads, head_dim] for the R queries of a group."""
-    num_members, num_queries, _ = group.shape
+    """[R, heads, numbers of a value] for the R queries of a group."""
+    (num_members, num_queries, _), scale = group.shape, plan.pool.row.scale
     num_heads, head_dim = queries.shape[1:]
     own = queries if group.queries is None else queries.index_select(0, group.queries)
     own = own.view(num_members, num_queries, num_heads, head_dim)
@@ -195,12 +195,12 @@ def run_group(queries: Tensor, layer: int, plan: GroupedPlan, group: Group, wind
         own = own.view(num_members, num_queries, -1, shared, head_dim).transpose(1, 2).flatten(2, 3)
         bias = bias_of(group, window, shared if num_queries > 1 else 1, queries.dtype)
         own_sinks = None if sinks is None else sinks.view(-1, 1, shared).expand(-1, num_queries, shared).flatten(1)
-        attended = attend(own, keys, values, bias, own_sinks)
-        attended = attended.unflatten(2, (num_queries, shared)).transpose(1, 2).reshape(-1, num_heads, head_dim)
+        attended = attend(own, keys, values, bias, own_sinks, scale)
+        attended = attended.unflatten(2, (num_queries, shared)).transpose(1, 2).reshape(-1, num_heads, values.shape[3])
     else:
         own, bias = own.transpose(1, 2), bias_of(group, window, 1, queries.dtype)
-        attended = attend(own, keys, values, bias, None if sinks is None else sinks[:, None])
-        attended = attended.transpose(1, 2).reshape(-1, num_heads, head_dim)
+        attended = attend(own, keys, values, bias, None if sinks is None else sinks[:, None], scale)
+        attended = attended.transpose(1, 2).reshape(-1, num_heads, values.shape[3])
     return attended if group.kept is None else attended.index_select(0, group.kept)
 
 

@@ -66,21 +66,24 @@ def run_sequence(
         if bias is None:
             bias = torch.zeros(distances.shape, dtype=queries.dtype, device=keys.device)
         bias = bias.masked_fill(distances >= window, -torch.inf)
-    attended = attend(queries.transpose(0, 1)[None], keys, values, bias, None if sinks is None else sinks[:, None])
+    own_sinks = None if sinks is None else sinks[:, None]
+    attended = attend(queries.transpose(0, 1)[None], keys, values, bias, own_sinks, pool.row.scale)
     return attended[0].transpose(0, 1)
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, sinks: Tensor | None = None) -> Tensor:
-    """torch's attention of queries [n, heads, Q, head_dim], which share keys and values [n, kv heads, K, head_dim] in groups; bias:
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, sinks: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """torch's attention of queries [n, heads, Q, head_dim], which share keys [n, kv heads, K, head_dim] and values in groups; bias:
     [n, 1, Q, K] or less. sinks: [heads, Q], or one for all queries of a head; a key of no direction scores what the bias says, and
-    there its value is nothing."""
+    there its value is nothing. scale: see `RowShape`."""
     if sinks is not None:
         shape = (*queries.shape[:3], keys.shape[2])
         seen = queries.new_zeros(1, 1, 1, 1) if bias is None else bias
         bias = torch.cat((seen.expand(shape), sinks.to(queries.dtype)[..., None].expand(*shape[:3], 1)), dim=3)
         keys, values = (functional.pad(own, (0, 0, 0, 1)) for own in (keys, values))
     shares = queries.shape[1] != keys.shape[1]
-    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, enable_gqa=shares)
+    return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, enable_gqa=shares, scale=scale)
 
 
 def visible_rows(batch: Batch, b: int, kv_len: int) -> Tensor | None:

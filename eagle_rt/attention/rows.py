@@ -13,11 +13,11 @@ from torch import Tensor
 from eagle_rt.attention.base import WholeLayers
 from eagle_rt.attention.reference import SequencePlan, run_sequence, sequence_plan
 from eagle_rt.batch import NOTHING_SEEN, Batch, HostMask, HostRows, MaskWords
-from eagle_rt.cache.pool import KVPool
+from eagle_rt.cache.pool import KVPool, RowShape
 from eagle_rt.kernels.compiled import compiled
-from eagle_rt.kernels.cpu.row_attention import row_attention, sinks_for
+from eagle_rt.kernels.cpu.row_attention import row_attention, scale_of, sinks_for
 from eagle_rt.kernels.cpu.threads import use_torch_threads
-from eagle_rt.kernels.cpu.vectors import LANES
+from eagle_rt.kernels.cpu.vectors import LANES, LOG2_E
 
 # The integers that hold two neighbouring numbers of a row.
 PAIRS = {torch.bfloat16: torch.int32, torch.float32: torch.int64}
@@ -33,7 +33,7 @@ NO_WIDTHS = np.zeros(0, dtype=np.int64)
 class RowPlan:
     """alone: the sequences that go through torch. positions: [R] of the other rows, which layers with a window look at.
 
-    cache: [L, S, 2, kv heads, P] pairs. rows, bounds, prefixes, widths, seen, firsts, table: see `row_attention`.
+    cache: [L, S, 2 or 1, kv heads, P] pairs. rows, bounds, prefixes, widths, seen, firsts, table: see `row_attention`.
     """
 
     pool: KVPool
@@ -71,7 +71,7 @@ class RowAttention(WholeLayers):
         # Compiled now rather than in the first pass.
         nothing = torch.zeros(1, dtype=torch.int64)
         batch = Batch(nothing, nothing, nothing, (0, 1), HostRows((1,), (range(1),)), None)
-        pool = KVPool(1, 1, 1, 2 * LANES, dtype, "cpu")
+        pool = KVPool(1, 1, RowShape(1, 2 * LANES), dtype, "cpu")
         self.run(torch.zeros(1, 1, 2 * LANES, dtype=dtype), 0, self.plan(batch, pool), None)
 
     def plan(self, batch: Batch, pool: KVPool) -> RowPlan:
@@ -93,11 +93,12 @@ class RowAttention(WholeLayers):
         return None if plan.alone else plan
 
     def run(self, queries: Tensor, layer: int, plan: RowPlan, window: int | None, sinks: Tensor | None = None) -> Tensor:
-        queries = queries.contiguous()
-        outputs, pairs = torch.empty_like(queries), PAIRS[self._dtype]
+        queries, row, pairs = queries.contiguous(), plan.pool.row, PAIRS[self._dtype]
+        outputs = queries.new_empty(*queries.shape[:2], row.output_dim)
         own_queries, own_outputs = queries.view(pairs).numpy(), outputs.view(pairs).numpy()
         own_sinks = sinks_for(sinks, queries.shape[1])
-        row_attention(own_queries, plan.cache[layer], own_outputs, own_sinks, plan.lows_of(window), *plan.seen_rows())
+        scale = np.float32(scale_of(row.head_dim) if row.scale is None else row.scale * LOG2_E)
+        row_attention(own_queries, plan.cache[layer], own_outputs, own_sinks, scale, plan.lows_of(window), *plan.seen_rows())
         for own in plan.alone:
             outputs[own.rows] = run_sequence(queries[own.rows], plan.pool, layer, own, window, sinks)
         return outputs

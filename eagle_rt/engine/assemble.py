@@ -50,14 +50,14 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     num_states = config.max_running_requests + 1  # and one for the padding of captured steps
     saved_rows = range(num_states, num_states + num_saved(config, spec))
     pool = models.target.make_pool(num_slots, num_states + len(saved_rows))
-    head_dims = {spec.shape.head_dim} | ({head.shape.head_dim} if head else set())
-    backend = attention_backend(config.attention_backend, device, dtype, head_dims)
+    rows = {spec.shape.row} | ({head.shape.row} if head else set())
+    backend = attention_backend(config.attention_backend, device, dtype, rows)
     operations = step_operations(config.attention_backend, config.speculative_score_sharpness)
     drafter = None
     if head:
         drafter = TreeDrafter(
             head,
-            KVPool(head.num_layers, num_slots, head.shape.num_kv_heads, head.shape.head_dim, dtype, device),
+            KVPool(head.num_layers, num_slots, head.shape.row, dtype, device),
             backend,
             operations,
             tree=tree_shape,
@@ -158,7 +158,7 @@ def scheduler_limits(
     if num_tokens is None:
         slot_bytes = target.bytes_per_slot
         if head:
-            slot_bytes += KVPool.bytes_per_slot(head.num_layers, head.shape.num_kv_heads, head.shape.head_dim, dtype)
+            slot_bytes += head.num_layers * head.shape.row.num_numbers * dtype.itemsize
         useful = config.max_running_requests * (context_length + tree_shape.num_scratch_rows + config.page_size)
         spared = graph_bytes(config, target.spec, tree_shape, dtype)
         spared += target.bytes_per_text * (config.max_running_requests + 1 + num_saved(config, target.spec))

@@ -21,7 +21,7 @@ def compile_passes(core: EngineCore, models: LoadedModels, config: EngineConfig)
     Raises:
         ValueError: under --strict, compiling failed.
     """
-    if models.spec.delta_net:
+    if models.spec.delta_net or models.spec.shape.latent:
         problem = f"--enable-torch-compile: {models.spec.architecture} has layers that are not compiled"
         if config.strict:
             raise ValueError(f"{problem}, and --strict was given: leave it out")

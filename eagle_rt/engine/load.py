@@ -17,7 +17,7 @@ from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import has_mtp_layer, load_head, load_mtp_head
 from eagle_rt.models.heads.spec import check_feature_layers
 from eagle_rt.models.quantized import Storage
-from eagle_rt.models.spec import READING_PARTS, ModelSpec, model_spec, read_config
+from eagle_rt.models.spec import READING_PARTS, LayerShape, ModelSpec, model_spec, read_config
 from eagle_rt.models.tokenizer import end_token_ids, generation_config, load_tokenizer, sampling_defaults
 from eagle_rt.models.weights import checkpoint_dir
 from eagle_rt.parallel.lead import load_shared_decoder
@@ -271,10 +271,19 @@ def weight_bytes(spec: ModelSpec, dtype: torch.dtype, quantization: Quantization
     return (layers * bits + outputs * (8 if is_rounded(quantization) else whole)) // 8
 
 
+def attention_weights(shape: LayerShape) -> int:
+    size, num_heads = shape.hidden_size, shape.num_heads
+    if own := shape.latent:
+        of_queries = own.query_rank * (size + num_heads * own.query_dim) if own.query_rank else size * num_heads * own.query_dim
+        of_heads = own.rank * (own.nope_dim + own.value_dim) + own.value_dim * size
+        return of_queries + size * (own.rank + own.rope_dim) + num_heads * of_heads
+    return size * shape.head_dim * ((2 + shape.gates_attention) * num_heads + 2 * shape.num_kv_heads)
+
+
 def num_weights(spec: ModelSpec, *, of_all_experts: bool = False) -> int:
     """About how many weights one token of the target reads; of all experts, how many there are but for embeddings."""
     shape = spec.shape
-    attention = shape.head_dim * ((2 + shape.gates_attention) * shape.num_heads + 2 * shape.num_kv_heads)
+    attention = attention_weights(shape) // shape.hidden_size
     outputs = spec.vocab_size
     for experts, delta_net in zip(spec.experts, spec.delta_nets, strict=True):
         gates = 3 * shape.intermediate_size

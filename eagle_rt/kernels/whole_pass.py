@@ -36,7 +36,7 @@ class SeenRows(Protocol):
     """What the attention of one pass goes by."""
 
     def seen_rows(self) -> tuple[NDArray, ...]:
-        """What `cpu.row_attention` takes beside queries, cache, outputs, sinks and lows."""
+        """What `cpu.row_attention` takes beside queries, cache, outputs, sinks, scale and lows."""
         ...
 
     def lows_of(self, window: int | None) -> NDArray:

@@ -86,7 +86,7 @@ class Decoder(CompilableLayers):
         else:
             self.lm_head = linear(checkpoint, "lm_head", vocab_size // shard.size, size, of_output_layer(quantization))
         self._num_memories = sum(map(bool, spec.delta_nets))
-        self._pool_shape = spec.num_layers - self._num_memories, shape, dtype, device
+        self._pool_shape = spec.num_layers - self._num_memories, shape.row, dtype, device
         self._rope = Rope(spec.rope, context_length, dtype, device)
         self._window_rope = Rope(spec.window_rope, context_length, dtype, device) if spec.window_rope else None
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=dtype).item()  # rounded as numbers of the model are
@@ -100,8 +100,8 @@ class Decoder(CompilableLayers):
 
     def make_pool(self, num_slots: int, num_texts: int) -> KVPool:
         """A cache for its keys and values, and for what it remembers of so many texts."""
-        num_layers, shape, dtype, device = self._pool_shape
-        pool = KVPool(num_layers, num_slots, shape.num_kv_heads, shape.head_dim, dtype, device)
+        num_layers, row, dtype, device = self._pool_shape
+        pool = KVPool(num_layers, num_slots, row, dtype, device)
         if delta_net := self.spec.delta_net:
             pool.memories = Memories(self._num_memories, num_texts, delta_net, dtype, device)
         return pool
@@ -109,8 +109,8 @@ class Decoder(CompilableLayers):
     @property
     def bytes_per_slot(self) -> int:
         """What each slot of such a cache takes."""
-        num_layers, shape, dtype, _ = self._pool_shape
-        return KVPool.bytes_per_slot(num_layers, shape.num_kv_heads, shape.head_dim, dtype)
+        num_layers, row, dtype, _ = self._pool_shape
+        return num_layers * row.num_numbers * dtype.itemsize
 
     @property
     def bytes_per_text(self) -> int:

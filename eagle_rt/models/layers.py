@@ -17,6 +17,7 @@ from eagle_rt.kernels.skinny import most_turned_rows
 from eagle_rt.kernels.whole_pass import LayerParts
 from eagle_rt.models.delta_net import DeltaNet
 from eagle_rt.models.experts import load_experts
+from eagle_rt.models.latent_attention import LatentAttention
 from eagle_rt.models.linear import linear, merged_linear
 from eagle_rt.models.pass_context import PassContext
 from eagle_rt.models.shard import Total, whole
@@ -153,6 +154,8 @@ class Block:
         self._total = total
         if delta_net:
             self.attention = DeltaNet(checkpoint, f"{prefix}.linear_attn", shape, delta_net, quantization)
+        elif shape.latent:
+            self.attention = LatentAttention(checkpoint, f"{prefix}.self_attn", shape, quantization)
         else:
             self.attention = Attention(checkpoint, f"{prefix}.self_attn", shape, input_size, window, quantization)
         size, eps = shape.hidden_size, shape.rms_norm_eps
@@ -181,7 +184,7 @@ class Block:
     def parts(self) -> LayerParts | None:
         """What a compiled function for whole layers is made of; None if there is none for such layers."""
         attention, feed_forward = self.attention, self.feed_forward
-        if isinstance(attention, DeltaNet) or attention.gates:
+        if not isinstance(attention, Attention) or attention.gates:
             return None
         products = (attention.qkv.product, attention.output.product, *feed_forward.products)
         return LayerParts(

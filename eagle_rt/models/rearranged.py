@@ -10,7 +10,7 @@ from torch import Tensor
 
 from eagle_rt.models.experts import expert_name
 from eagle_rt.models.layers import GATES_OF_ATTENTION, OUTPUT_NORMS
-from eagle_rt.models.spec import GEMMAS, HYBRIDS, ModelSpec
+from eagle_rt.models.spec import GEMMAS, HYBRIDS, LatentShape, ModelSpec
 from eagle_rt.models.weights import Checkpoint
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -25,6 +25,8 @@ GEMMA_NORMS = {
 LESS_ONE = (*GEMMAS, *HYBRIDS)
 ONE_EXPERT = r"(?P<stem>.*\.experts)\.(?P<number>\d+)\.(?P<part>(gate|up|down)_proj)\.weight"
 INTO_DELTA_NET = r"(?P<stem>.*\.linear_attn)\.in_proj_(?P<part>qkv|z|b|a)\.weight"
+# With latents, of heads or of what they share, what is turned comes last, the two of a pair side by side.
+IN_PAIRS = r"\.(q_proj|q_b_proj|kv_a_proj_with_mqa)\.(weight|bias)$"
 TURNED = r"\.([qk]_(proj|norm)|(query|key)_layernorm)\.(weight|bias)$"
 
 
@@ -69,6 +71,8 @@ class RearrangedCheckpoint(Checkpoint):
         if self._spec.architecture in LESS_ONE and name.endswith("norm.weight"):
             # In float32, as half precision would cut off what is added to one.
             tensor = (tensor.float() + 1) * (self._spec.query_scale if name.endswith("q_norm.weight") else 1)
+        if (latent := self._spec.shape.latent) and (own := re.search(IN_PAIRS, name)):
+            return self._in_halves(tensor, latent.rank if own[1] == "kv_a_proj_with_mqa" else latent.nope_dim, latent)
         return self._in_order(tensor) if re.search(TURNED, name) else tensor
 
     def _part(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -114,6 +118,13 @@ class RearrangedCheckpoint(Checkpoint):
         both = self._tensors.take(name.replace(GATES_OF_ATTENTION, ".q_proj.weight"), (2 * shape[0], shape[1]))
         heads = both.unflatten(0, (-1, 2, self._spec.shape.head_dim))
         return heads[:, int(name.endswith(GATES_OF_ATTENTION))].flatten(0, 1)
+
+    def _in_halves(self, tensor: Tensor, num_still: int, latent: LatentShape) -> Tensor:
+        """Outputs of heads, or of latents, whose first are not turned."""
+        if not latent.in_pairs:
+            return tensor
+        still, turned = tensor.unflatten(0, (-1, num_still + latent.rope_dim)).tensor_split((num_still,), dim=1)
+        return torch.cat((still, turned[:, ::2], turned[:, 1::2]), dim=1).flatten(0, 1)
 
     def _in_order(self, tensor: Tensor) -> Tensor:
         head_dim, num_turned = self._spec.rope.head_dim, self._spec.rope.rotary_dim

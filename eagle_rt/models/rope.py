@@ -127,14 +127,16 @@ def yarn_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, float
     ramp = ((torch.arange(spec.rotary_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
     blended = frequencies / factor * ramp + frequencies * (1 - ramp)
 
-    def warmth(scale: float, mscale: float = 1.0) -> float:
-        return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0
-
     temperature = given.get("attention_factor")
     if temperature is None:
         mscale, mscale_all = given.get("mscale"), given.get("mscale_all_dim")
         temperature = warmth(factor, mscale) / warmth(factor, mscale_all) if mscale and mscale_all else warmth(factor)
     return blended, float(temperature)
+
+
+def warmth(scale: float, mscale: float = 1.0) -> float:
+    """By how much YaRN raises queries and keys of a text that is `scale` times as long as those trained with."""
+    return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0
 
 
 def longrope_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, float]:

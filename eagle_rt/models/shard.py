@@ -13,7 +13,7 @@ from eagle_rt.models.weights import Checkpoint
 
 # Along which axis tensors are cut, by what their names end with; all others are whole in every part.
 AXES = (
-    (r"\b(q|k|v|gate|up)_proj\.(weight|bias)|\.sinks|\blm_head\.(weight|bias)", 0),
+    (r"\b(q|k|v|q_b|kv_b|gate|up)_proj\.(weight|bias)|\.sinks|\blm_head\.(weight|bias)", 0),
     (r"\b(o|down)_proj\.weight|experts\.(gate_up_proj_bias|down_proj)", 1),
     (r"experts\.gate_up_proj", 2),
 )

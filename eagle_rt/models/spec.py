@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from eagle_rt.cache.pool import RowShape
 from eagle_rt.kernels.delta_net import DeltaNetShape
 from eagle_rt.kernels.experts import Mixing
 from eagle_rt.kernels.gate import GEGLU, SWIGLU, Gate
 from eagle_rt.models.quantized import Storage, storage_of
-from eagle_rt.models.rope import RopeSpec, ropes_from_config
+from eagle_rt.models.rope import RopeSpec, ropes_from_config, warmth
 from eagle_rt.resolve import DTYPES
 
 # Architectures, and whether the config's `sliding_window` applies where `use_sliding_window` is not set (None: it never does).
@@ -29,6 +30,9 @@ FAMILIES = {
     "HunYuanDenseV1ForCausalLM": None,
     "Gemma3ForCausalLM": True,
     "Glm4MoeForCausalLM": None,
+    "Glm4MoeLiteForCausalLM": None,
+    "DeepseekV2ForCausalLM": None,
+    "DeepseekV3ForCausalLM": None,
     "Qwen3_5ForCausalLM": None,
     "Qwen3_5MoeForCausalLM": None,
     "Qwen3NextForCausalLM": None,
@@ -45,7 +49,10 @@ READING_PARTS = {
     "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
 }
 GEMMAS = "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
-GLMS = ("Glm4MoeForCausalLM",)
+# Of their layers attention is over latents.
+LATENTS = "Glm4MoeLiteForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
+# The layer for multi-token prediction stands behind the others.
+NEXTN = "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM", "DeepseekV3ForCausalLM"
 # Of their layers most have memories, and attention in the others has gates.
 HYBRIDS = (
     "Qwen3NextForCausalLM",
@@ -69,6 +76,7 @@ LEFT_OUT = {
         "sliding_window_pattern": 6,
     },
     "Glm4MoeForCausalLM": {"norm_topk_prob": True, "partial_rotary_factor": 0.5},
+    "Glm4MoeLiteForCausalLM": {"norm_topk_prob": True, "first_k_dense_replace": 1},
     "Qwen3NextForCausalLM": HYBRID,
     "Qwen3_5ForCausalLM": HYBRID,
     "Qwen3_5MoeForCausalLM": HYBRID,
@@ -79,9 +87,30 @@ UNSUPPORTED = "attn_logit_softcapping", "final_logit_softcapping", "use_bidirect
 
 
 @dataclass(frozen=True)
+class LatentShape:
+    """Attention over latents (DeepSeek-AI, DeepSeek-V2, 2024, section 2.1): of every token `rank` numbers are kept for all heads,
+    which make keys of nope_dim numbers and values of value_dim of them, and a key of rope_dim numbers that is turned by its
+    position. query_rank: of what queries are made of; None: of the layer's input. scale: of scores. in_pairs: the two numbers that
+    are turned together are stored side by side."""
+
+    rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    query_rank: int | None
+    scale: float
+    in_pairs: bool
+
+    @property
+    def query_dim(self) -> int:
+        return self.nope_dim + self.rope_dim
+
+
+@dataclass(frozen=True)
 class LayerShape:
     """The numbers that size one attention and feed-forward block; target layers and head layers share them. gates_attention: what
-    attention gives is multiplied with gates of its input's."""
+    attention gives is multiplied with gates of its input's. latent: of attention over latents, which are what all heads see: there
+    is one head of keys, of as many numbers as are kept."""
 
     hidden_size: int
     intermediate_size: int
@@ -91,6 +120,14 @@ class LayerShape:
     rms_norm_eps: float
     gate: Gate = SWIGLU
     gates_attention: bool = False
+    latent: LatentShape | None = None
+
+    @property
+    def row(self) -> RowShape:
+        """What the cache keeps of a token."""
+        if self.latent is None:
+            return RowShape(self.num_kv_heads, self.head_dim)
+        return RowShape(self.num_kv_heads, self.head_dim, self.latent.rank, self.latent.scale)
 
 
 @dataclass(frozen=True)
@@ -197,7 +234,10 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
     if activation not in GATES:
         raise ValueError(f"activation {activation!r} is not supported; supported are {', '.join(GATES)}")
     shape = replace(layer_shape(config), gate=GATES[activation], gates_attention=name in HYBRIDS)
-    rope, window_rope = ropes_from_config(config, shape.head_dim)
+    rope, window_rope = ropes_from_config(config, config["qk_rope_head_dim"] if name in LATENTS else shape.head_dim)
+    if name in LATENTS:
+        latent = latent_shape(config, rope)
+        shape = replace(shape, num_kv_heads=1, head_dim=latent.rank + latent.rope_dim, latent=latent)
     return ModelSpec(
         architecture=name,
         shape=shape,
@@ -216,6 +256,16 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
         embedding_scale=shape.hidden_size**0.5 if name in GEMMAS else 1.0,
         query_scale=(shape.head_dim / config.get("query_pre_attn_scalar", shape.head_dim)) ** 0.5,
     )
+
+
+def latent_shape(config: dict[str, Any], rope: RopeSpec) -> LatentShape:
+    sizes = (config[name] for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    in_pairs = config.get("rope_interleave", True)
+    shape = LatentShape(*sizes, query_rank=config.get("q_lora_rank"), scale=1.0, in_pairs=in_pairs)
+    # YaRN's temperature is for all of a key, and not for what is turned alone.
+    mscale = rope.parameters.get("mscale_all_dim") if rope.kind == "yarn" else None
+    stretch = warmth(rope.parameters["factor"], mscale) if mscale else 1.0
+    return replace(shape, scale=shape.query_dim**-0.5 * stretch**2)
 
 
 def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
@@ -243,12 +293,17 @@ def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
         gate = Gate(config.get("swiglu_alpha", 1.702), config.get("swiglu_limit", 7.0), shift=1.0)
     mixing = Mixing(top_k, normalizes, gate)
     if "n_routed_experts" in config:
-        mixing = mixing._replace(by_sigmoid=True, scale=config["routed_scaling_factor"], num_shared=config["n_shared_experts"])
+        by_sigmoid = config["architectures"][0] != "DeepseekV2ForCausalLM"
+        scale, num_shared = config["routed_scaling_factor"], config["n_shared_experts"] or 0
+        mixing = mixing._replace(by_sigmoid=by_sigmoid, scale=scale, num_shared=num_shared)
     if shared_size := config.get("shared_expert_intermediate_size"):
         if shared_size % size:
             raise ValueError(f"shared_expert_intermediate_size {shared_size} in config.json is no multiple of the experts' {size}")
         mixing = mixing._replace(num_shared=shared_size // size, gates_shared=True)
-    shape, first = ExpertShape(count, size, mixing), config.get("first_k_dense_replace", 0)
+    shape = ExpertShape(count, size, mixing)
+    if kinds := config.get("mlp_layer_types"):
+        return tuple(shape if kind == "sparse" else None for kind in kinds)
+    first = config.get("first_k_dense_replace", 0)
     without, every = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
     return tuple(None if layer < first or layer in without or (layer + 1) % every else shape for layer in range(num_layers))
 

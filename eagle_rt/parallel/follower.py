@@ -82,8 +82,8 @@ class Follower:
 
     def _attention(self, name: str) -> AttentionBackend:
         if name not in self._attentions:
-            embedding, head_dim = self._decoder.embedding, self._decoder.spec.shape.head_dim
-            self._attentions[name] = attention_backend(name, self._group.device, embedding.dtype, {head_dim})
+            embedding, row = self._decoder.embedding, self._decoder.spec.shape.row
+            self._attentions[name] = attention_backend(name, self._group.device, embedding.dtype, {row})
         return self._attentions[name]
 
 

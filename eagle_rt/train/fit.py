@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from eagle_rt.engine.load import num_weights
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.spec import default_feature_layers
 from eagle_rt.models.reading import read_texts
@@ -48,15 +49,19 @@ class FitConfig:
 def head_config(target: Decoder, kind: str, draft_vocab_size: int) -> dict[str, Any]:
     """The config.json of a new head: one layer of the target's shape."""
     spec, shape = target.spec, target.spec.shape
+    num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    if shape.latent:  # a head has no more than one layer to keep keys and values of
+        head_dim = 128 if shape.hidden_size % 128 == 0 else shape.hidden_size // num_heads
+        num_heads = num_kv_heads = shape.hidden_size // head_dim
     config = {
         "architectures": ["LlamaForCausalLMEagle3" if kind == "EAGLE3" else "LlamaForCausalLMEagle"],
         "model_type": "llama",
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "num_hidden_layers": 1,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": shape.rms_norm_eps,
         "rope_theta": spec.rope.theta,
@@ -111,13 +116,8 @@ def widened(given: dict[str, Tensor], draft_tokens: Tensor, lm_head: Tensor) -> 
 
 def memory_lines(target: Decoder, trainee: Trainee, config: FitConfig, longest: int) -> list[str]:
     """What training takes, by its largest parts, computed from the shapes."""
-    spec, size = target.spec, target.spec.shape.hidden_size
-    num_target = (
-        spec.num_layers
-        * size
-        * ((spec.shape.num_heads * 2 + spec.shape.num_kv_heads * 2) * spec.shape.head_dim + 3 * spec.shape.intermediate_size)
-        + 2 * spec.vocab_size * size
-    )
+    spec = target.spec
+    num_target = num_weights(spec, of_all_experts=True) + spec.vocab_size * spec.shape.hidden_size
     num_head = sum(parameter.numel() for parameter in trainee.parameters())
     num_tokens = config.micro_batch_size * longest
     draft_vocab_size = trainee.config.get("draft_vocab_size", spec.vocab_size)

@@ -13,7 +13,7 @@ from eagle_rt.attention.flashinfer import FlashInferAttention
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.select import attention_backend
 from eagle_rt.batch import Batch, HostRows
-from eagle_rt.cache.pool import KVPool
+from eagle_rt.cache.pool import KVPool, RowShape
 from eagle_rt.engine.params import SamplingParams
 
 
@@ -40,12 +40,22 @@ REASONS = {
 }
 
 
+def rows_of(head_dims: set[int]) -> set[RowShape]:
+    return {RowShape(2, head_dim) for head_dim in head_dims}
+
+
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_backend_that_cannot_run_says_why(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "flashinfer" else object())
+    name, device, dtype, head_dims = REASONS[reason]
     with pytest.raises(ValueError, match=reason):
-        attention_backend(*REASONS[reason])
+        attention_backend(name, device, dtype, rows_of(head_dims))
+
+
+def test_flashinfer_does_not_read_latents() -> None:
+    with pytest.raises(ValueError, match="not connected for latents, which this model's layers keep; use triton"):
+        attention_backend("flashinfer", "cuda", torch.bfloat16, {RowShape(1, 576, 512)})
 
 
 @pytest.mark.parametrize(
@@ -57,7 +67,7 @@ def test_a_backend_that_cannot_run_says_why(reason: str, monkeypatch: pytest.Mon
     ],
 )
 def test_auto_is_our_kernel_where_it_serves(dtype: torch.dtype, head_dims: set[int], kind: str) -> None:
-    assert type(attention_backend("auto", "cpu", dtype, head_dims)).__name__ == kind
+    assert type(attention_backend("auto", "cpu", dtype, rows_of(head_dims))).__name__ == kind
 
 
 class WrapperOnPaper:
@@ -103,7 +113,7 @@ class WrapperOnPaper:
 def test_flashinfer_is_asked_for_what_torch_computes(sinks: torch.Tensor | None, is_tree: bool, window: int | None) -> None:
     """As far as a machine without a GPU can tell."""
     generator = torch.Generator().manual_seed(0)
-    pool = KVPool(2, 40, 2, 8, torch.float32, "cpu")
+    pool = KVPool(2, 40, RowShape(2, 8), torch.float32, "cpu")
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
     rows = HostRows((9, 4), (range(3, 12), np.array([30, 2, 17, 25])))
     mask = None

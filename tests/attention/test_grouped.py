@@ -20,10 +20,13 @@ from eagle_rt.attention.grouped import GroupedAttention
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.rows import RowAttention
 from eagle_rt.batch import Batch, HostMask, HostRows
-from eagle_rt.cache.pool import KVPool
+from eagle_rt.cache.pool import KVPool, RowShape
 from eagle_rt.kernels.cpu.row_attention import row_attention
 
 NUM_SLOTS, HEAD_DIM = 512, 16
+ROW = RowShape(2, HEAD_DIM)
+# Of 48 numbers 32 are values; more heads share them than one thread takes.
+LATENT = RowShape(1, 48, 32, scale=0.2)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -77,18 +80,20 @@ def both(
     window: int | None,
     *,
     has_sinks: bool = False,
+    row: RowShape = ROW,
 ) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    pool = KVPool(2, NUM_SLOTS, 2, HEAD_DIM, dtype, "cpu")
+    pool = KVPool(2, NUM_SLOTS, row, dtype, "cpu")
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
     seen = torch.zeros(NUM_SLOTS, dtype=torch.bool)
     for own in batch.rows.kv_slots:
         seen[list(own)] = True
     pool.storage[:, ~seen] = torch.nan  # what another request's broken head may have left there
-    queries = torch.randn(len(batch.positions), 2 * shared + 4, HEAD_DIM, generator=generator).to(dtype)[:, : 2 * shared]
+    num_heads = row.num_heads * shared
+    queries = torch.randn(len(batch.positions), num_heads + 4, row.head_dim, generator=generator).to(dtype)[:, :num_heads]
     reference, ours = ReferenceAttention(dtype), kind(dtype)
     plan = ours.plan(batch, pool)
-    sinks = 3 * torch.randn(2, 2 * shared, generator=generator) if has_sinks else (None, None)
+    sinks = 3 * torch.randn(2, num_heads, generator=generator) if has_sinks else (None, None)
     expected = torch.stack([reference.run(queries, layer, reference.plan(batch, pool), window, sinks[layer]) for layer in (0, 1)])
     # A layer that looks back only so far, between two that see everything.
     ours.run(queries, 0, plan, None if window else 5)
@@ -129,6 +134,29 @@ def test_all_at_once_equals_one_by_one(
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("backend", [GroupedAttention, RowAttention])
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(SIZES, min_size=1, max_size=5),
+    kind=st.sampled_from(["causal", "each"]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    num_heads=st.sampled_from([1, 4, 13]),
+    seed=st.integers(0, 99),
+)
+def test_latents_at_once_equal_one_by_one(
+    backend: type[GroupedAttention | RowAttention],
+    sizes: list[tuple[int, int, int, bool]],
+    kind: str,
+    dtype: torch.dtype,
+    num_heads: int,
+    seed: int,
+) -> None:
+    found, expected = both(backend, random_batch(sizes, kind, seed), dtype, num_heads, None, row=LATENT)
+    assert found.shape[3] == LATENT.value_dim
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
 @settings(max_examples=100, deadline=None)
 @given(counts=st.lists(st.integers(1, 8), min_size=1, max_size=8), num_rows=st.integers(1, 30))
 def test_calls_and_fillings_take_the_least_time(counts: list[int], num_rows: int) -> None:
@@ -155,7 +183,7 @@ def test_what_goes_together() -> None:
         (4, 1, 0, False),
     ]
     batch = random_batch(sizes, "each", 0)
-    plan = GroupedAttention(torch.float32).plan(batch, KVPool(1, NUM_SLOTS, 1, HEAD_DIM, torch.float32, "cpu"))
+    plan = GroupedAttention(torch.float32).plan(batch, KVPool(1, NUM_SLOTS, RowShape(1, HEAD_DIM), torch.float32, "cpu"))
     assert [group.shape for group in plan.groups] == [(1, 7, 12), (1, 1, 31), (3, 2, 7), (1, 5, 10), (1, 1, 16)]
     assert [group.views is not None for group in plan.groups] == [True, True, False, True, True]
 
@@ -190,7 +218,7 @@ def test_threads_of_torch_stay_as_they_are(first_use: str) -> None:
 
 def test_what_is_kept_in_inference_mode_serves_outside_of_it() -> None:
     batch = random_batch([(5, 2, 0, False), (7, 2, 0, False)], "causal", 0)
-    pool = KVPool(1, NUM_SLOTS, 2, HEAD_DIM, torch.float32, "cpu")
+    pool = KVPool(1, NUM_SLOTS, RowShape(2, HEAD_DIM), torch.float32, "cpu")
     pool.storage.normal_()
     backend, queries = GroupedAttention(torch.float32), torch.randn(4, 4, HEAD_DIM)
     with torch.inference_mode():

@@ -11,7 +11,7 @@ from eagle_rt.attention.grouped import GroupedAttention
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.rows import RowAttention
 from eagle_rt.batch import Batch, HostRows
-from eagle_rt.cache.pool import KVPool
+from eagle_rt.cache.pool import KVPool, RowShape
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 16
 BACKENDS = pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def spelled_out(query: Tensor, keys: Tensor, values: Tensor, seen: list[int], si
 
 
 def random_pool(num_slots: int) -> KVPool:
-    pool = KVPool(1, num_slots, KV_HEADS, HEAD_DIM, torch.float32, "cpu")
+    pool = KVPool(1, num_slots, RowShape(KV_HEADS, HEAD_DIM), torch.float32, "cpu")
     pool.storage.normal_()
     return pool
 

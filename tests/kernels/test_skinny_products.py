@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from eagle_rt.cache.pool import KVPool
+from eagle_rt.cache.pool import KVPool, RowShape
 from eagle_rt.kernels.skinny import LARGE_TILE, SMALL_TILE, TURNED_TILE, Tile, most_skinny_rows, most_turned_rows
 from eagle_rt.kernels.triton.gated import gated
 from eagle_rt.kernels.triton.gated_product import gated_product
@@ -74,7 +74,7 @@ def test_turned_products(
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     sin[..., : head_dim // 2] *= -1
     slots = torch.randperm(num_slots, generator=generator)[:rows].to(DEVICE)
-    pool, expected_pool = (KVPool(2, num_slots, kv_heads, head_dim, dtype, DEVICE) for _ in range(2))
+    pool, expected_pool = (KVPool(2, num_slots, RowShape(kv_heads, head_dim), dtype, DEVICE) for _ in range(2))
 
     queries = turned_product(x, weight, bias, heads, cos, sin, pool.storage[1], slots)
 

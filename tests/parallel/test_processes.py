@@ -12,7 +12,7 @@ import pytest
 import torch
 from engines import Tree, make_config, make_core, random_prompts, run
 
-from eagle_rt.cache.pool import KVPool
+from eagle_rt.cache.pool import KVPool, RowShape
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.assemble import cache_bytes
 from eagle_rt.engine.core import EngineCore
@@ -115,7 +115,11 @@ def test_caches_are_dropped(target_dir: Path, make_two: Any, monkeypatch: pytest
 
 def test_triton_keeps_rows_of_all() -> None:
     """Not by the kernel, which the others would not hear of, but with what it does."""
-    moved, whole, part = [], KVPool(2, 8, 1, 16, torch.float32, "cpu"), KVPool(2, 8, 1, 16, torch.float32, "cpu")
+    moved, whole, part = (
+        [],
+        KVPool(2, 8, RowShape(1, 16), torch.float32, "cpu"),
+        KVPool(2, 8, RowShape(1, 16), torch.float32, "cpu"),
+    )
     whole.storage.normal_()
     part.storage.copy_(whole.storage)
     part.is_part, move = True, part.move

@@ -15,7 +15,7 @@ from eagle_rt.kernels.cpu.experts import ExpertWeights
 from eagle_rt.kernels.cpu.feed_forward import GateWeights, feed_forward
 from eagle_rt.kernels.cpu.multiply import Weights, multiply
 from eagle_rt.kernels.cpu.rotate_and_write import rotate_rows
-from eagle_rt.kernels.cpu.row_attention import row_attention
+from eagle_rt.kernels.cpu.row_attention import row_attention, scale_of
 from eagle_rt.kernels.cpu.vectors import pairs_of
 
 
@@ -49,7 +49,7 @@ def layer(
     """Fills the outputs, [T, H] each: x plus the attention of the attention input [T, in], and what the feed-forward part adds.
 
     angles: cos and sin [T, head_dim]. storage: [S, 2, kv heads, head_dim], whose slots [T] are written. seen_rows: what
-    `row_attention` takes beside queries, cache, outputs and sinks.
+    `row_attention` takes beside queries, cache, outputs, sinks and scale.
     """
     total, delta = outputs
     num_rows, num_kv_heads, head_dim = len(x), storage.shape[2], storage.shape[3]
@@ -69,7 +69,8 @@ def layer(
         queries,
     )
     attended = np.empty_like(queries)
-    row_attention(pairs_of(queries), pairs_of(storage), pairs_of(attended), weights.sinks, *seen_rows)
+    scale = scale_of(head_dim)
+    row_attention(pairs_of(queries), pairs_of(storage), pairs_of(attended), weights.sinks, scale, *seen_rows)
     added, normed = np.empty_like(x), np.empty_like(x)
     multiply(attended.reshape((num_rows, num_heads * head_dim)), weights.output, added)
     has_output_norms = weights.output_norms.shape[1] > 0

@@ -38,9 +38,9 @@ def layers(
     """Fills the outputs: [T, H] the residual stream behind the layers and the norm of that, and what is captured [T, C * H].
 
     x: [T, H] what enters the first layer, and [T, in] what its attention reads. slots: as `layer` takes them. storage: [L, S, 2, kv
-    heads, head_dim]. seen_rows: what `row_attention` takes beside queries, cache, outputs, sinks and lows. Those, [W, T], and
-    angles, [W, T, head_dim] each, are of W windows, of which layers have window_of_layer [L]. captured: [C] before which layers the
-    residual stream is, L for behind the last one, and -1 for its norm; of others nothing is filled in.
+    heads, head_dim]. seen_rows: what `row_attention` takes beside queries, cache, outputs, sinks, scale and lows. Those, [W, T],
+    and angles, [W, T, head_dim] each, are of W windows, of which layers have window_of_layer [L]. captured: [C] before which
+    layers the residual stream is, L for behind the last one, and -1 for its norm; of others nothing is filled in.
     """
     stream, normed, features = outputs
     total, delta = np.empty_like(x), np.empty_like(x)

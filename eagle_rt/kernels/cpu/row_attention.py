@@ -35,6 +35,14 @@ from eagle_rt.kernels.cpu.vectors import (
 NO_SINK = np.float32(-1e30)
 # Rows of a cache that go through the caches of a processor together, for all queries.
 BLOCK = 64
+# Heads that one thread takes along them; of more that share a key others are another's.
+MOST_HEADS = 10
+
+
+@njit(cache=True)
+def scale_of(head_dim: int) -> np.float32:
+    """That of scores, to the base 2, where keys' size says it."""
+    return LOG2_E / np.sqrt(np.float32(head_dim))
 
 
 @njit(cache=True, fastmath=set(FLAGS))
@@ -110,6 +118,7 @@ def row_attention(
     cache: np.ndarray,
     outputs: np.ndarray,
     sinks: np.ndarray,
+    scale: np.float32,
     lows: np.ndarray,
     rows: np.ndarray,
     bounds: np.ndarray,
@@ -119,28 +128,35 @@ def row_attention(
     firsts: np.ndarray,
     table: np.ndarray,
 ) -> None:
-    """Fills some rows [R] of outputs [T, heads, P], attention of queries [T, heads, P] over a cache [S, 2, kv heads, P].
+    """Fills some rows [R] of outputs [T, heads, V], attention of queries [T, heads, P] over a cache [S, 2, kv heads, P] of keys and
+    values, or [S, 1, kv heads, P] of keys that begin with their values.
 
-    All are pairs, int32 of bfloat16 or int64 of float32. sinks: [heads] see `sinks_for`. Of its sequence each of the R rows sees
-    the places from lows to prefixes, and of `widths` places from there on those that seen [T, C] says. bounds: [n + 1] where runs
-    of rows begin and end that are of one sequence: they go through its cache together, block by block, so that it is read from
-    memory once. firsts, table: of the R rows' sequences, see `HostRows.firsts_and_table`.
+    All are pairs, int32 of bfloat16 or int64 of float32. sinks: [heads] see `sinks_for`; scale: of scores, to the base 2. Of its
+    sequence each of the R rows sees the places from lows to prefixes, and of `widths` places from there on those that seen [T, C]
+    says. bounds: [n + 1] where runs of rows begin and end that are of one sequence: they go through its cache together, block by
+    block, so that it is read from memory once. firsts, table: of the R rows' sequences, see `HostRows.firsts_and_table`.
     """
-    num_heads, num_kv_heads, num_pairs = queries.shape[1], cache.shape[2], cache.shape[3]
-    num_shared = num_heads // num_kv_heads
-    scale = LOG2_E / np.sqrt(np.float32(2 * num_pairs))
-    for item in prange((len(bounds) - 1) * num_kv_heads):
-        kv_head, begin, end = item % num_kv_heads, bounds[item // num_kv_heads], bounds[item // num_kv_heads + 1]
+    num_heads, num_pairs, num_value_pairs = queries.shape[1], queries.shape[2], outputs.shape[2]
+    num_parts, num_kv_heads = cache.shape[1:3]
+    num_shared, values_offset = num_heads // num_kv_heads, (num_parts - 1) * num_kv_heads * num_pairs
+    parts_a_key = (num_shared + MOST_HEADS - 1) // MOST_HEADS
+    for item in prange((len(bounds) - 1) * num_kv_heads * parts_a_key):
+        run, part = item // (num_kv_heads * parts_a_key), item % (num_kv_heads * parts_a_key)
+        begin, end, kv_head, part = bounds[run], bounds[run + 1], part // parts_a_key, part % parts_a_key
+        first_head = kv_head * num_shared + num_shared * part // parts_a_key
+        last_head = kv_head * num_shared + num_shared * (part + 1) // parts_a_key - 1
         # Two heads of a row at a time; of an odd number the last goes with itself.
-        shape = (end - begin, (num_shared + 1) // 2, 2, num_pairs)
-        query_even, query_odd = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.float32)
-        even, odd = np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=np.float32)
-        places, most = np.empty(shape[:3], dtype=np.int64), np.empty(shape[:3], dtype=np.float32)
-        total, factors = np.ones(shape[:3], dtype=np.float32), np.empty(2, dtype=np.float32)
-        for r, c, k in np.ndindex(shape[:3]):
-            head = kv_head * num_shared + min(2 * c + k, num_shared - 1)
-            places[r, c, k], most[r, c, k] = (rows[begin + r] * num_heads + head) * num_pairs, sinks[head]
-            read_query(queries, int(places[r, c, k]), scale, query_even[r, c, k], query_odd[r, c, k])
+        num_rows, num_couples = end - begin, (last_head - first_head) // 2 + 1
+        shape, key_shape = (num_rows, num_couples, 2), (num_rows, num_couples, 2, num_pairs)
+        value_shape = (num_rows, num_couples, 2, num_value_pairs)
+        query_even, query_odd = np.empty(key_shape, dtype=np.float32), np.empty(key_shape, dtype=np.float32)
+        even, odd = np.zeros(value_shape, dtype=np.float32), np.zeros(value_shape, dtype=np.float32)
+        heads, most = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.float32)
+        total, factors = np.ones(shape, dtype=np.float32), np.empty(2, dtype=np.float32)
+        for r, c, k in np.ndindex(shape):
+            head = min(first_head + 2 * c + k, last_head)
+            heads[r, c, k], most[r, c, k] = rows[begin + r] * num_heads + head, sinks[head]
+            read_query(queries, int(heads[r, c, k] * num_pairs), scale, query_even[r, c, k], query_odd[r, c, k])
         block, visible = np.empty(BLOCK, dtype=np.int64), np.empty(BLOCK, dtype=np.int64)
         scores = np.empty((2, BLOCK), dtype=np.float32)
         first, length = firsts[begin], prefixes[end - 1] + widths[end - 1]
@@ -148,8 +164,8 @@ def row_attention(
             stop = min(start + BLOCK, length)
             for place in range(start, stop):
                 slot = first + place if first >= 0 else table[place - 1 - first]
-                block[place - start] = (slot * 2 * num_kv_heads + kv_head) * num_pairs
-            for r in range(end - begin):
+                block[place - start] = (slot * num_parts * num_kv_heads + kv_head) * num_pairs
+            for r in range(num_rows):
                 low, prefix, width, num_seen = lows[begin + r], prefixes[begin + r], widths[begin + r], 0
                 for place in range(max(low, start), min(prefix + width, stop)):
                     if place < prefix or seen[rows[begin + r], place - prefix]:
@@ -157,14 +173,15 @@ def row_attention(
                         num_seen += 1
                 if num_seen:
                     keys = visible[:num_seen]
-                    for c in range(shape[1]):
+                    for c in range(num_couples):
                         score_keys(query_even[r, c], query_odd[r, c], cache, keys, scores)
                         for k in range(2):
                             most[r, c, k], factors[k], added = softmax(scores[k, :num_seen], most[r, c, k])
                             total[r, c, k] = total[r, c, k] * factors[k] + added
-                        add_values(scores, cache, keys, num_kv_heads * num_pairs, factors, even[r, c], odd[r, c])
-        for r, c, k in np.ndindex(shape[:3]):
-            write_output(even[r, c, k], odd[r, c, k], np.float32(ONE / total[r, c, k]), outputs, int(places[r, c, k]))
+                        add_values(scores, cache, keys, values_offset, factors, even[r, c], odd[r, c])
+        for r, c, k in np.ndindex(shape):
+            place = int(heads[r, c, k] * num_value_pairs)
+            write_output(even[r, c, k], odd[r, c, k], np.float32(ONE / total[r, c, k]), outputs, place)
 
 
 def sinks_for(sinks: Tensor | None, num_heads: int) -> NDArray[np.float32]:

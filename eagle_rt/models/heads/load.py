@@ -13,7 +13,7 @@ from eagle_rt.models.heads.eagle3 import Eagle3Head
 from eagle_rt.models.heads.spec import head_spec, mtp_spec
 from eagle_rt.models.quantized import open_checkpoint
 from eagle_rt.models.rearranged import RearrangedCheckpoint
-from eagle_rt.models.spec import GLMS, HYBRIDS, ModelSpec, read_config
+from eagle_rt.models.spec import HYBRIDS, NEXTN, ModelSpec, read_config
 from eagle_rt.models.weights import Checkpoint, tensor_files
 
 # Published names, by regular expression, and what they are called here.
@@ -25,7 +25,7 @@ HEAD_NAMES = {
     r"^aux_norm_high\.": "fc_norm.2.",
     r"^draft_id_to_target_id$": "d2t",
 }
-# MiMo's, GLM's and Qwen3.5's, behind a prefix. Those of copies of the target's embeddings and output layer become none.
+# MiMo's, GLM's, DeepSeek's and Qwen3.5's, behind a prefix. Those of copies of the target's embeddings and output layer become none.
 MTP_NAMES = {
     r"^(token_layernorm|pre_fc_norm_embedding)\.": "enorm.",
     r"^(hidden_layernorm|pre_fc_norm_hidden)\.": "hnorm.",
@@ -43,10 +43,10 @@ def head_name(stored: str) -> str:
 
 
 def mtp_prefix(target: ModelSpec) -> str:
-    """Of the tensors of its layer for multi-token prediction, which GLM counts behind the others."""
+    """Of the tensors of its layer for multi-token prediction, which GLM and DeepSeek count behind the others."""
     if target.architecture in HYBRIDS:
         return "mtp."
-    return f"model.layers.{target.num_layers}." if target.architecture in GLMS else "model.mtp_layers.0."
+    return f"model.layers.{target.num_layers}." if target.architecture in NEXTN else "model.mtp_layers.0."
 
 
 def mtp_name(stored: str, target: ModelSpec) -> str | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from eagle_rt.models.decoder import FINAL_NORM
 from eagle_rt.models.rope import RopeSpec, rope_from_config
-from eagle_rt.models.spec import GLMS, HYBRIDS, ExpertShape, LayerShape, ModelSpec, layer_shape
+from eagle_rt.models.spec import HYBRIDS, NEXTN, ExpertShape, LayerShape, ModelSpec, layer_shape
 
 
 @dataclass(frozen=True)
@@ -129,9 +129,9 @@ def feature_layers(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
 
 
 def mtp_spec(target: ModelSpec) -> HeadSpec:
-    """The multi-token-prediction layer in a target's own checkpoint, as MiMo, GLM and Qwen3.5 have one: a decoder layer of the
-    target's last one's shape."""
-    is_mimo = target.architecture not in (*GLMS, *HYBRIDS)
+    """The multi-token-prediction layer in a target's own checkpoint, as MiMo, GLM, DeepSeek and Qwen3.5 have one: a decoder layer
+    of the target's last one's shape."""
+    is_mimo = target.architecture not in (*NEXTN, *HYBRIDS)
     return HeadSpec(
         kind="MTP",
         shape=target.shape,
