@@ -15,7 +15,7 @@ from eagle_rt.kernels.triton.tree_attention import Ragged, Uniform, mask_words, 
 class TritonPlan:
     """The arguments of `tree_attention` that do not depend on the layer."""
 
-    storage: Tensor
+    pool: KVPool
     rows: DeviceRows
     queries_of: Uniform | Ragged
     masks: Tensor
@@ -40,12 +40,12 @@ class TritonAttention:
             queries_of = Uniform(counts[0], None) if min(counts) == max(counts) else ragged(batch, counts, None)
         else:
             masks, queries_of = mask_words(to_device(mask.visible, device)), ragged(batch, counts, mask)
-        return TritonPlan(pool.storage, rows, queries_of, masks, batch.positions)
+        return TritonPlan(pool, rows, queries_of, masks, batch.positions)
 
     def run(self, queries: Tensor, layer: int, plan: TritonPlan, window: int | None, sinks: Tensor | None = None) -> Tensor:
         return tree_attention(
             queries,
-            plan.storage[layer],
+            plan.pool.storage[layer],
             plan.rows.pages,
             plan.rows.kv_lens,
             plan.queries_of,
@@ -54,6 +54,8 @@ class TritonAttention:
             page_size=plan.rows.page_size,
             window=window,
             sinks=sinks,
+            value_dim=plan.pool.row.value_dim,
+            scale=plan.pool.row.scale,
         )
 
 

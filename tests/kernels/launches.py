@@ -72,13 +72,14 @@ def attend(
     page_size: int = 1,
     window: int | None = None,
     has_sinks: bool = False,
+    value_dim: int | None = None,
 ) -> None:
     """heads: of queries, of keys, and the size of each; two sequences of up to 8192 tokens."""
     num_heads, num_kv_heads, head_dim = heads
     count, num_words = 2 * queries.most, -(-(getattr(queries, "num_columns", None) or 1) // 64)
     tree_attention(
         floats(count, num_heads, head_dim, dtype=dtype),
-        floats(16, 2, num_kv_heads, head_dim, dtype=dtype),
+        floats(16, 1 if value_dim else 2, num_kv_heads, head_dim, dtype=dtype),
         ids(2, 8192 // page_size, dtype=torch.int32),
         ids(2, dtype=torch.int32),
         queries,
@@ -87,6 +88,7 @@ def attend(
         page_size=page_size,
         window=window,
         sinks=floats(num_heads) if has_sinks else None,
+        value_dim=value_dim,
     )
 
 
@@ -195,6 +197,7 @@ def remember(shape: DeltaNetShape, dtype: torch.dtype, num_nodes: int | None) ->
 
 
 LLAMA, QWEN, GPT_OSS, GEMMA, PHI = (32, 8, 128), (14, 2, 64), (64, 8, 64), (8, 4, 256), (32, 32, 80)
+LATENT = (20, 1, 576)  # GLM-4.7-Flash's
 QWEN3_5 = DeltaNetShape(num_key_heads=16, num_heads=32, key_dim=128, value_dim=128, taps=4)
 BALANCED = Mixing(8, normalizes=True, by_sigmoid=True, scale=2.5, num_shared=1)
 OSS_GATE = Gate(1.702, 7.0, shift=1.0)
@@ -206,6 +209,10 @@ ATTENTION = [
     lambda: attend(GPT_OSS, BF16, Uniform(60, 60), window=128, has_sinks=True),
     lambda: attend(GEMMA, BF16, Uniform(32, 32), window=1024),
     lambda: attend(PHI, FP16, Uniform(8, 8), page_size=64),
+    lambda: attend(LATENT, BF16, Uniform(1, 1), page_size=64, value_dim=512),
+    lambda: attend(LATENT, FP16, Uniform(32, 32), value_dim=512),
+    lambda: attend(LATENT, BF16, prompts(512), value_dim=512),
+    lambda: attend(LATENT, FP32, Uniform(8, 8), value_dim=512),
     lambda: attend(LLAMA, FP32, Uniform(32, 32)),
     lambda: attend(GEMMA, FP32, prompts(512)),
     lambda: remember(QWEN3_5, BF16, None),

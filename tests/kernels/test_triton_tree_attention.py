@@ -50,9 +50,11 @@ def check(
     dtype: torch.dtype,
     window: int | None = None,
     has_sinks: bool = False,
+    value_dim: int | None = None,
 ) -> None:
     generator = torch.Generator().manual_seed(1)
-    pool = KVPool(2, sum(batch.rows.kv_lens), RowShape(kv_heads, head_dim), dtype, DEVICE)
+    row = RowShape(kv_heads, head_dim, value_dim, scale=0.1 if value_dim else None)
+    pool = KVPool(2, sum(batch.rows.kv_lens), row, dtype, DEVICE)
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
     queries = torch.randn(len(batch.tokens), heads, head_dim, generator=generator).to(DEVICE, dtype)
     reference, ours = ReferenceAttention(dtype), TritonAttention()
@@ -98,6 +100,37 @@ def test_any_shape(
         window=window,
         has_sinks=has_sinks,
     )
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    prefix_lens=st.lists(st.sampled_from([0, 1, 15, 17, 64, 130, 530]), min_size=1, max_size=3),
+    num_queries=st.integers(1, 9),
+    extra_columns=st.sampled_from([None, 0, 70]),
+    heads=st.sampled_from([1, 5, 20]),
+    dims=st.sampled_from([(48, 32), (96, 80), (40, 32)]),
+    scattered=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_latents_of_any_shape(
+    prefix_lens: list[int],
+    num_queries: int,
+    extra_columns: int | None,
+    heads: int,
+    dims: tuple[int, int],
+    scattered: bool,
+    seed: int,
+) -> None:
+    num_columns = None if extra_columns is None else num_queries + extra_columns
+    batch = random_case(torch.Generator().manual_seed(seed), prefix_lens, num_queries, num_columns, scattered=scattered)
+    check(batch, heads=heads, kv_heads=1, head_dim=dims[0], value_dim=dims[1], dtype=torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [16, 20])
+def test_latents_as_they_are_served(dtype: torch.dtype, heads: int) -> None:
+    batch = random_case(torch.Generator().manual_seed(0), [70, 3], 8, 65, scattered=True)
+    check(batch, heads=heads, kv_heads=1, head_dim=576, value_dim=512, dtype=dtype)
 
 
 @pytest.mark.parametrize("window", [None, 5])

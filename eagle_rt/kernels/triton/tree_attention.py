@@ -61,7 +61,7 @@ class Ragged:
 @triton.jit(do_not_specialize=["stride_sequence", "num_queries", "num_columns"])
 def _attend(
     queries,  # [T, heads, head_dim]
-    storage,  # one layer of the cache: [S, 2, kv_heads, head_dim]
+    storage,  # one layer of the cache: [S, 2, kv_heads, head_dim], or [S, 1, kv_heads, head_dim] of keys that begin with values
     pages,  # [B, P] int32: the pages of each sequence
     query_starts,  # [B + 1] int32, read if RAGGED
     kv_lens,  # [B] int32
@@ -69,9 +69,9 @@ def _attend(
     masks,  # [T, NUM_WORDS] int64
     positions,  # [T] int64
     sinks,  # [heads] float32, read if HAS_SINKS
-    parts,  # [T, heads, NUM_SPLITS, head_dim] float32, or the output where there is one split
+    parts,  # [T, heads, NUM_SPLITS, VALUE_DIM] float32, or the output where there is one split
     part_norms,  # [T, heads, NUM_SPLITS] float32: log2 of the softmax's denominator
-    scale,  # 1 / sqrt(head_dim) * log2(e)
+    scale,  # of scores, to the base 2
     stride_query,
     stride_query_head,
     stride_slot,
@@ -80,8 +80,10 @@ def _attend(
     num_columns,  # of the masks: what comes before is the prefix, unless RAGGED or CAUSAL
     GROUP: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
+    MORE_DIM: tl.constexpr,  # by which keys are longer than values, if those are their beginnings
+    PADDED_MORE: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     NUM_WORDS: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -110,11 +112,16 @@ def _attend(
     query = first_query + rows // GROUP
     head = kv_head * GROUP + rows % GROUP
     dims = tl.arange(0, PADDED_DIM)
-    is_dim = dims < HEAD_DIM
-    query_places = queries + query[:, None] * stride_query + head[:, None] * stride_query_head + dims
-    q = tl.load(query_places, mask=is_row[:, None] & is_dim, other=0.0)
+    is_dim = dims < VALUE_DIM
+    query_places = queries + query[:, None] * stride_query + head[:, None] * stride_query_head
+    q = tl.load(query_places + dims, mask=is_row[:, None] & is_dim, other=0.0)
     if IN_FLOAT32:
         q = q.to(tl.float32)
+    if MORE_DIM > 0:
+        more_dims = tl.arange(0, PADDED_MORE)
+        q_more = tl.load(query_places + VALUE_DIM + more_dims, mask=is_row[:, None] & (more_dims < MORE_DIM), other=0.0)
+        if IN_FLOAT32:
+            q_more = q_more.to(tl.float32)
     if RAGGED:
         prefix = tl.load(prefixes + query, mask=is_row, other=0)
     elif CAUSAL:
@@ -146,13 +153,22 @@ def _attend(
         is_column = columns < end
         page = tl.load(pages + sequence * stride_sequence + columns // PAGE_SIZE, mask=is_column, other=0).to(tl.int64)
         slot = page * PAGE_SIZE + columns % PAGE_SIZE
-        key_places = storage + slot[:, None] * stride_slot + kv_head * HEAD_DIM + dims
+        key_places = storage + slot[:, None] * stride_slot + kv_head * (VALUE_DIM + MORE_DIM)
         is_value = is_column[:, None] & is_dim
-        k = tl.load(key_places, mask=is_value, other=0.0)
-        v = tl.load(key_places + NUM_KV_HEADS * HEAD_DIM, mask=is_value, other=0.0)
+        k = tl.load(key_places + dims, mask=is_value, other=0.0)
+        if MORE_DIM > 0:
+            v = k
+            k_more = tl.load(key_places + VALUE_DIM + more_dims, mask=is_column[:, None] & (more_dims < MORE_DIM), other=0.0)
+            if IN_FLOAT32:
+                k_more = k_more.to(tl.float32)
+        else:
+            v = tl.load(key_places + NUM_KV_HEADS * VALUE_DIM + dims, mask=is_value, other=0.0)
         if IN_FLOAT32:
             k, v = k.to(tl.float32), v.to(tl.float32)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        if MORE_DIM > 0:
+            scores = tl.dot(q_more, tl.trans(k_more), scores, input_precision="ieee")
+        scores *= scale
 
         sees = is_row[:, None] & is_column
         if block + BLOCK_N > all_see:
@@ -180,7 +196,7 @@ def _attend(
 
     has_seen = total > 0.0
     sums = sums / tl.where(has_seen, total, 1.0)[:, None]
-    part_places = parts + place[:, None] * HEAD_DIM + dims
+    part_places = parts + place[:, None] * VALUE_DIM + dims
     tl.store(part_places, sums.to(parts.dtype.element_ty), mask=is_row[:, None] & is_dim)
     if NUM_SPLITS > 1:
         norm = tl.where(has_seen, highest + tl.log2(tl.where(has_seen, total, 1.0)), -float("inf"))
@@ -189,10 +205,10 @@ def _attend(
 
 @triton.jit
 def _join(
-    parts,  # [R, NUM_SPLITS, head_dim] float32
+    parts,  # [R, NUM_SPLITS, VALUE_DIM] float32
     part_norms,  # [R, NUM_SPLITS] float32
-    output,  # [R, head_dim]
-    HEAD_DIM: tl.constexpr,
+    output,  # [R, VALUE_DIM]
+    VALUE_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
 ):
@@ -202,10 +218,10 @@ def _join(
     highest = tl.max(norms, 0)
     weights = tl.exp2(norms - tl.where(highest == -float("inf"), 0.0, highest))
     total = tl.sum(weights, 0)
-    places = parts + (row * NUM_SPLITS + splits[:, None]) * HEAD_DIM + dims
-    values = tl.load(places, mask=(weights[:, None] > 0.0) & (dims < HEAD_DIM), other=0.0)
+    places = parts + (row * NUM_SPLITS + splits[:, None]) * VALUE_DIM + dims
+    values = tl.load(places, mask=(weights[:, None] > 0.0) & (dims < VALUE_DIM), other=0.0)
     joined = tl.sum(values * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
-    tl.store(output + row * HEAD_DIM + dims, joined.to(output.dtype.element_ty), mask=dims < HEAD_DIM)
+    tl.store(output + row * VALUE_DIM + dims, joined.to(output.dtype.element_ty), mask=dims < VALUE_DIM)
 
 
 def tree_attention(
@@ -220,13 +236,17 @@ def tree_attention(
     page_size: int,
     window: int | None = None,
     sinks: Tensor | None = None,
+    value_dim: int | None = None,
+    scale: float | None = None,
     tiling: Tiling | None = None,
 ) -> Tensor:
-    """[T, heads, head_dim] from queries of that shape and one layer of the cache, [S, 2, kv_heads, head_dim].
+    """[T, heads, numbers of a value] from queries [T, heads, head_dim] and one layer of the cache, [S, 2, kv_heads, head_dim], or
+    [S, 1, kv_heads, head_dim] where keys begin with their values, of value_dim numbers.
 
     pages: [B, P] int32, the pages of page_size rows that each sequence is cached in; kv_lens: [B] int32; masks: [T, W] int64, bit j
     of word w for row 64 w + j after the prefix, which a query sees whatever its mask says; positions: [T] int64, for layers with a
-    window; sinks: see `AttentionBackend.run`. A query that sees nothing gets zeros. tiling: other than `tiling_for` says.
+    window; sinks: see `AttentionBackend.run`; scale: see `RowShape`. A query that sees nothing gets zeros. tiling: other than
+    `tiling_for` says.
     """
     num_tokens, num_heads, head_dim = queries.shape
     num_kv_heads = storage.shape[2]
@@ -238,14 +258,15 @@ def tree_attention(
         starts, prefixes = queries_of.starts, queries_of.prefixes
     else:
         num_columns = queries_of.num_columns
-    padded_dim = padded(head_dim, least=16)
+    more_dim, value_dim = head_dim - value_dim if value_dim else 0, value_dim or head_dim
+    padded_dim = padded(value_dim, least=16)
     tiling = tiling or tiling_for(num_rows, padded_dim, storage.dtype)
     num_tiles, num_pairs = triton.cdiv(num_rows, tiling.block_m), len(kv_lens) * num_kv_heads
     num_splits = splits_for(num_tiles * num_pairs, pages.shape[1] * page_size, tiling.rows_a_split)
-    output = torch.empty_like(queries, memory_format=torch.contiguous_format)
+    output = queries.new_empty(num_tokens, num_heads, value_dim)
     parts, part_norms = output, output
     if num_splits > 1:
-        parts = queries.new_empty(num_tokens, num_heads, num_splits, head_dim, dtype=torch.float32)
+        parts = queries.new_empty(num_tokens, num_heads, num_splits, value_dim, dtype=torch.float32)
         part_norms = queries.new_empty(num_tokens, num_heads, num_splits, dtype=torch.float32)
     _attend[num_tiles, num_pairs, num_splits](
         queries,
@@ -259,7 +280,7 @@ def tree_attention(
         positions if sinks is None else sinks,
         parts,
         part_norms,
-        head_dim**-0.5 * LOG2_E.value,
+        (head_dim**-0.5 if scale is None else scale) * LOG2_E.value,
         queries.stride(0),
         queries.stride(1),
         storage.stride(0),
@@ -268,8 +289,10 @@ def tree_attention(
         num_columns or 0,
         GROUP=group,
         NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
+        VALUE_DIM=value_dim,
         PADDED_DIM=padded_dim,
+        MORE_DIM=more_dim,
+        PADDED_MORE=padded(more_dim, least=16),
         PAGE_SIZE=page_size,
         NUM_WORDS=masks.shape[1],
         WINDOW=window or 0,
@@ -285,7 +308,9 @@ def tree_attention(
         num_stages=tiling.num_stages,
     )
     if num_splits > 1:
-        _join[(num_tokens * num_heads,)](parts, part_norms, output, HEAD_DIM=head_dim, PADDED_DIM=padded_dim, NUM_SPLITS=num_splits)
+        _join[(num_tokens * num_heads,)](
+            parts, part_norms, output, VALUE_DIM=value_dim, PADDED_DIM=padded_dim, NUM_SPLITS=num_splits
+        )
     return output
 
 
@@ -295,6 +320,8 @@ def tiling_for(num_rows: int, padded_dim: int, dtype: torch.dtype) -> Tiling:
     if dtype == torch.float32:
         # No matrix unit multiplies these: whatever is multiplied at once is held in registers.
         return Tiling(16, max(16, 32 * 128 // max(128, padded_dim)), num_warps=8)
+    if padded_dim > 256:  # latents, whose sums fill the registers of so many threads
+        return Tiling(16, 32) if num_rows <= 16 else Tiling(32, 32, num_warps=8)
     block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
     return Tiling(block_m, max(16, 64 * 128 // max(128, padded_dim)))
 
