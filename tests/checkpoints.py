@@ -103,7 +103,7 @@ GLM4_EXPERTS = {
 LATENTS = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
-    "q_lora_rank": 48,
+    "q_lora_rank": 64,
     "qk_nope_head_dim": 24,
     "qk_rope_head_dim": 16,
     "v_head_dim": 32,
@@ -207,8 +207,20 @@ WITH_LATENTS = ("glm4-moe-lite", "deepseek-v2", "deepseek-v3")
 WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "glm4-moe", *WITH_LATENTS, "qwen3.5-moe", "qwen3-next")
 # Models most of whose layers have memories instead of attention.
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next")
+# Of whose layers there is no one function for a CPU.
+IN_PARTS = (*HYBRIDS, *WITH_LATENTS)
 # Weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses between those.
-NO_NEAR_TIES = {"qwen3-moe": 3, "qwen3-moe-mixed": 3, "glm4-moe": 4, "qwen3.5": 5, "qwen3.5-moe": 5, "qwen3-next": 3}
+NO_NEAR_TIES = {
+    "qwen3-moe": 3,
+    "qwen3-moe-mixed": 3,
+    "glm4-moe": 4,
+    "glm4-moe-lite": 9,
+    "deepseek-v2": 9,
+    "deepseek-v3": 12,
+    "qwen3.5": 5,
+    "qwen3.5-moe": 5,
+    "qwen3-next": 3,
+}
 FAMILIES = (
     "llama",
     "llama-tied",

@@ -76,11 +76,11 @@ def layer_of_another(directory: Path, config: Any) -> tuple[Callable[[Tensor], T
     return run_layer, {name.partition(last)[2]: tensor for name, tensor in stored.items() if last in name}
 
 
-def write_glm(directory: Path) -> Written:
-    """A GLM-4.5 checkpoint: behind its eight layers one for multi-token prediction, with experts, and copies of the embeddings and
-    the output layer."""
-    config = family_config("glm4-moe")
-    random_model(config, NO_NEAR_TIES["glm4-moe"]).save_pretrained(directory)
+def write_nextn(directory: Path, name: str = "glm4-moe") -> Written:
+    """A checkpoint of GLM-4.5's or DeepSeek-V3's kind: behind its eight layers one for multi-token prediction, with experts, and
+    copies of the embeddings and the output layer."""
+    config = family_config(name)
+    random_model(config, NO_NEAR_TIES.get(name, 0)).save_pretrained(directory)
     byte_tokenizer().save_pretrained(directory)
     run_layer, tensors = layer_of_another(directory, config)
     own = {"whole_layer": run_layer, "eps": config.rms_norm_eps}

@@ -1,6 +1,7 @@
 """Whatever head drafts, the text is what the target writes alone."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,12 @@ SETTINGS = {
     "greedy": [SamplingParams(temperature=0, max_new_tokens=24)] * 8,
     "seeded": [SamplingParams(temperature=1.0, top_p=0.9, seed=index, max_new_tokens=24) for index in range(8)],
 }
-OWN_LAYERS = {"mtp": mtp_layouts.write_mimo, "mtp-glm": mtp_layouts.write_glm, "mtp-qwen3.5": mtp_layouts.write_qwen3_5}
+OWN_LAYERS = {
+    "mtp": mtp_layouts.write_mimo,
+    "mtp-glm": mtp_layouts.write_nextn,
+    "mtp-deepseek": partial(mtp_layouts.write_nextn, name="deepseek-v3"),
+    "mtp-qwen3.5": mtp_layouts.write_qwen3_5,
+}
 KINDS = [
     "eagle-llama3",
     "eagle-vicuna",

@@ -126,7 +126,7 @@ def test_names_of_what_reads(stored: str, name: str) -> None:
     assert name_of_text(stored) == name
 
 
-@pytest.mark.parametrize("name", ["qwen3", "phi3-long", "hunyuan", "gemma3", "glm4-moe", *checkpoints.HYBRIDS])
+@pytest.mark.parametrize("name", ["qwen3", "phi3-long", "hunyuan", "gemma3", "glm4-moe", *checkpoints.IN_PARTS])
 def test_in_torch_alone(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
     checkpoints.write_target(tmp_path, name)

@@ -32,7 +32,12 @@ TEXT = random_prompts(1, seed=5, longest=40)[0] + [7, 8, 9]
 
 @pytest.fixture(scope="session")
 def glm(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    return mtp_layouts.write_glm(tmp_path_factory.mktemp("glm"))
+    return mtp_layouts.write_nextn(tmp_path_factory.mktemp("glm"))
+
+
+@pytest.fixture(scope="session")
+def latents(tmp_path_factory: pytest.TempPathFactory) -> list[Written]:
+    return [mtp_layouts.write_nextn(tmp_path_factory.mktemp(name), name) for name in ("glm4-moe-lite", "deepseek-v3")]
 
 
 @pytest.fixture(scope="session")
@@ -113,6 +118,13 @@ def test_logits_of_a_layer_with_experts(glm: Written) -> None:
     check_logits(head, glm.slow, glm.directory, glm.feature_layers)
 
 
+def test_logits_of_a_layer_with_latents(latents: list[Written]) -> None:
+    for own in latents:
+        head, unused = load_mtp_head(own.directory, load_target(own.directory), torch.float32, "cpu")
+        assert unused == []
+        check_logits(head, own.slow, own.directory, own.feature_layers)
+
+
 def test_logits_of_a_layer_with_gates(qwen3_5: Written, qwen3_5_experts: Written) -> None:
     for own in (qwen3_5, qwen3_5_experts):
         head, unused = load_mtp_head(own.directory, load_target(own.directory), torch.float32, "cpu")
@@ -169,9 +181,9 @@ def test_trees_of_every_layout(written: dict[str, Written], target_dir: Path, na
     check_trees(written[name], target_dir, (5, 4, 16), 3, speculative_algorithm=algorithm(name))
 
 
-def test_trees_of_a_targets_own_layer(mimo: Written, glm: Written, qwen3_5: Written) -> None:
+def test_trees_of_a_targets_own_layer(mimo: Written, glm: Written, latents: list[Written], qwen3_5: Written) -> None:
     own = {"speculative_algorithm": "NEXTN", "speculative_draft_model_path": None}
-    for written in (mimo, glm, qwen3_5):
+    for written in (mimo, glm, *latents, qwen3_5):
         check_trees(written, written.directory, (5, 4, 16), 3, **own)
 
 

@@ -41,7 +41,7 @@ def in_four_bits(weight: Tensor) -> Tensor:
 
 
 # Of few outputs, which decide on more than one channel.
-LEFT_AS_THEY_ARE = ("in_proj_a", "in_proj_b", "in_proj_ba", "shared_expert_gate")
+LEFT_AS_THEY_ARE = ("in_proj_a", "in_proj_b", "in_proj_ba", "shared_expert_gate", "kv_b_proj")
 ROUNDED = {"int8": in_eight_bits, "int4": in_four_bits}
 
 
@@ -58,7 +58,10 @@ def rounded_logits(directory: Path, quantization: str) -> Tensor:
             weight = getattr(module, name)
             turn = (lambda own: own.transpose(-1, -2)) if type(module).__name__ == "GptOssExperts" else (lambda own: own)
             turned = turn(weight)
-            setattr(module, name, torch.nn.Parameter(turn(rounded(turned.flatten(0, -2)).view(turned.shape))))
+            # Several shared experts, which lie in one, are rounded one by one.
+            parts = turned.split(model.config.moe_intermediate_size, 1) if place.endswith("shared_experts.down_proj") else (turned,)
+            own = torch.cat([rounded(part.flatten(0, -2)).view(part.shape) for part in parts], dim=-1)
+            setattr(module, name, torch.nn.Parameter(turn(own)))
     return model(torch.tensor([TEXT])).logits[0]
 
 

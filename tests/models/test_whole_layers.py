@@ -44,7 +44,7 @@ def whole_target(directory: Path, name: str, dtype: torch.dtype) -> Decoder:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", [name for name in checkpoints.FAMILIES if name not in (MIXED, *checkpoints.HYBRIDS)])
+@pytest.mark.parametrize("name", [name for name in checkpoints.FAMILIES if name not in (MIXED, *checkpoints.IN_PARTS)])
 def test_every_family(tmp_path: Path, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     target = whole_target(tmp_path, name, dtype)
     texts = [TOKENS, TOKENS[3:9], TOKENS[:1]]
