@@ -22,7 +22,9 @@ class HeadProducts:
         if self._panels:
             return self._panels(x)
         assert self._transposed is not None
-        return torch.bmm(x.transpose(0, 1), self._transposed).transpose(0, 1)
+        outputs = x.new_empty(*x.shape[:2], self._transposed.shape[2])
+        torch.bmm(x.transpose(0, 1), self._transposed, out=outputs.transpose(0, 1))
+        return outputs
 
 
 def panel_heads(weight: Tensor) -> "PanelHeads | None":

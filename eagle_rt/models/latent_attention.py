@@ -2,14 +2,14 @@
 
 import copy
 
-import torch
 from torch import Tensor
 
+from eagle_rt.kernels import dispatch
 from eagle_rt.kernels.head_products import HeadProducts
+from eagle_rt.kernels.latents import latent_queries, latent_rows, normed_queries
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 from eagle_rt.kernels.products import Quantization
 from eagle_rt.kernels.rms_norm import RMSNorm
-from eagle_rt.kernels.rotary import rotate
 from eagle_rt.models.linear import linear, merged_linear
 from eagle_rt.models.pass_context import PassContext
 from eagle_rt.models.spec import LayerShape
@@ -62,13 +62,18 @@ class LatentAttention:
         return other
 
     def __call__(self, x: Tensor, layer: int, context: PassContext) -> Tensor:
-        own = self._shape
-        queries, latents, keys = self.inputs(x).tensor_split((-own.rank - own.rope_dim, -own.rope_dim), dim=1)
-        if self.queries and self._queries_norm:
-            queries = self.queries(self._queries_norm(queries))
-        still, turned = queries.unflatten(1, (-1, own.query_dim)).split((own.nope_dim, own.rope_dim), dim=2)
-        angles = context.angles.of(None)
-        queries = torch.cat((self._to_latents(still), rotate(turned, *angles)), dim=2)
-        rows = torch.cat((self._latents_norm(latents)[:, None], rotate(keys[:, None], *angles)), dim=2)
-        attended = context.attend(layer, queries, rows[:, None], None, None)
+        own, angles = self._shape, context.angles.of(None)
+        queries, rows = self._queries_and_rows(self.inputs(x), layer, context)
+        queries = (self.queries(queries) if self.queries else queries).unflatten(1, (-1, own.query_dim))
+        led = self._to_latents(queries[..., : own.nope_dim])
+        attended = context.attend(layer, latent_queries(led, queries, *angles), rows, None, None)
         return self.output(self._to_values(attended).flatten(1))
+
+    def _queries_and_rows(self, inputs: Tensor, layer: int, context: PassContext) -> tuple[Tensor, Tensor | None]:
+        """What queries are made of, and rows of the cache [T, 1, 1, rank + rope_dim] if not yet written."""
+        norms, angles = (self._queries_norm, self._latents_norm), context.angles.of(None)
+        if context.cache and (write_latents := dispatch.kernel_for("write_latents", inputs)):
+            pool, slots = context.cache
+            return write_latents(inputs, *norms, *angles, pool.storage[layer], slots), None
+        queries, latents = inputs.tensor_split((-self._shape.rank - self._shape.rope_dim,), dim=1)
+        return normed_queries(queries, norms[0]), latent_rows(latents, norms[1], *angles)

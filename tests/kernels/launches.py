@@ -37,6 +37,7 @@ from eagle_rt.kernels.triton.finish_step import finish_step
 from eagle_rt.kernels.triton.gated import gated
 from eagle_rt.kernels.triton.gated_product import gated_product
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
+from eagle_rt.kernels.triton.latent_queries import latent_queries
 from eagle_rt.kernels.triton.mix_experts import mix_experts
 from eagle_rt.kernels.triton.move_rows import move_rows
 from eagle_rt.kernels.triton.narrow_product import narrow_product
@@ -52,6 +53,7 @@ from eagle_rt.kernels.triton.tree_attention import Ragged, Uniform, tree_attenti
 from eagle_rt.kernels.triton.turned_product import turned_product
 from eagle_rt.kernels.triton.walk import walk
 from eagle_rt.kernels.triton.widen import widen
+from eagle_rt.kernels.triton.write_latents import write_latents
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -102,6 +104,12 @@ def turn(heads: tuple[int, int, int], norms_follow: bool | None) -> None:
     norms = None if norms_follow is None else HeadNorms(RMSNorm(weights, 1e-6), RMSNorm(weights, 1e-6), norms_follow)
     qkv, storage = floats(4, num_heads + 2 * num_kv_heads, head_dim, dtype=BF16), floats(16, 2, num_kv_heads, head_dim, dtype=BF16)
     rotate_and_write(qkv, num_heads, angles, angles, norms, storage, ids(4))
+
+
+def turn_latents(num_queries: int, dtype: torch.dtype) -> None:
+    angles, norms = floats(4, 1, 64, dtype=dtype), [RMSNorm(floats(size, dtype=dtype), 1e-6) for size in (num_queries, 512)]
+    write_latents(floats(4, num_queries + 576, dtype=dtype), *norms, angles, angles, floats(16, 1, 1, 576, dtype=dtype), ids(4))
+    latent_queries(floats(4, 20, 512, dtype=dtype), floats(4, 20, 256, dtype=dtype), angles, angles)
 
 
 def turn_products(rows: int, heads: tuple[int, int, int], dtype: torch.dtype, *, has_bias: bool) -> None:
@@ -248,6 +256,8 @@ OTHERS = [
     lambda: turn(LLAMA, False),
     lambda: turn(QWEN, True),
     lambda: turn(PHI, None),
+    lambda: turn_latents(768, BF16),
+    lambda: turn_latents(1536, FP16),
     lambda: embed(ids(2), floats(16, 4096, dtype=BF16)),
     lambda: cos_sin(ids(2), floats(128), floats(128), BF16),
     lambda: route(floats(2, 128, dtype=BF16), Mixing(8, normalizes=True)),
