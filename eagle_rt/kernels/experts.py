@@ -21,7 +21,9 @@ class Mixing(NamedTuple):
 
     by_sigmoid: how likely one is its logit says alone, and not what part it has of all (softmax). scale: what is multiplied with
     what they count. num_shared: how many all rows take besides, behind those that are chosen; these count one, or where
-    gates_shared the sigmoid of a logit behind all others.
+    gates_shared the sigmoid of a logit behind all others. num_groups: where over 1, experts lie in so many groups of equal size, of
+    which those of a row's best top_groups may be taken: by sigmoids those whose two most wanted are wanted most together, otherwise
+    those of the likeliest expert.
     """
 
     top_k: int
@@ -31,6 +33,8 @@ class Mixing(NamedTuple):
     scale: float = 1.0
     num_shared: int = 0
     gates_shared: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
 
     @property
     def num_taken(self) -> int:
@@ -77,6 +81,8 @@ def route(logits: Tensor, mixing: Mixing, choice_bias: Tensor | None = None) -> 
     logits, gate = logits.float().split((num_routed, int(mixing.gates_shared)), dim=1)
     likely = logits.sigmoid() if mixing.by_sigmoid else logits.softmax(dim=-1)
     wanted = likely if choice_bias is None else likely + choice_bias
+    if mixing.num_groups > 1:
+        wanted = of_best_groups(wanted, mixing)
     experts = wanted.sort(dim=-1, descending=True, stable=True).indices[:, : mixing.top_k]
     shares = likely.gather(1, experts)
     if mixing.normalizes:
@@ -84,6 +90,15 @@ def route(logits: Tensor, mixing: Mixing, choice_bias: Tensor | None = None) -> 
     shared = torch.arange(num_routed, num_routed + mixing.num_shared, device=logits.device).expand(len(logits), -1)
     of_shared = gate.sigmoid() if mixing.gates_shared else shares.new_ones(1, 1)
     return torch.cat((shares * mixing.scale, of_shared.expand(shared.shape)), 1), torch.cat((experts, shared), 1)
+
+
+def of_best_groups(wanted: Tensor, mixing: Mixing) -> Tensor:
+    """How much experts are wanted [R, experts], and of other groups' not at all; the first of equal groups."""
+    groups = wanted.unflatten(1, (mixing.num_groups, -1))
+    of_groups = groups.topk(2 if mixing.by_sigmoid else 1, dim=2).values.sum(dim=2)
+    best = of_groups.sort(dim=1, descending=True, stable=True).indices[:, : mixing.top_groups]
+    is_best = torch.zeros_like(of_groups, dtype=torch.bool).scatter_(1, best, True)
+    return groups.masked_fill(~is_best[..., None], -torch.inf).flatten(1)
 
 
 def mix_experts(x: Tensor, weights: ExpertTensors, mixing: Mixing) -> Tensor:

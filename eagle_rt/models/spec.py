@@ -77,6 +77,7 @@ LEFT_OUT = {
     },
     "Glm4MoeForCausalLM": {"norm_topk_prob": True, "partial_rotary_factor": 0.5},
     "Glm4MoeLiteForCausalLM": {"norm_topk_prob": True, "first_k_dense_replace": 1},
+    "DeepseekV2ForCausalLM": {"topk_method": "greedy"},
     "Qwen3NextForCausalLM": HYBRID,
     "Qwen3_5ForCausalLM": HYBRID,
     "Qwen3_5MoeForCausalLM": HYBRID,
@@ -274,14 +275,13 @@ def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
     these count.
 
     Raises:
-        ValueError: more are to be taken than there are, or only from some groups of them; or the shared ones are of another size.
+        ValueError: more are to be taken than there are, or there are no such groups of them; or the shared ones are of another
+            size.
     """
     num_layers = config["num_hidden_layers"]
     count = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
     if not count:
         return (None,) * num_layers
-    if (config.get("n_group") or 1) > 1:
-        raise ValueError(f"experts in {config['n_group']} groups (n_group in config.json) are not supported")
     size = config.get("moe_intermediate_size")
     normalizes = config.get("norm_topk_prob", False) or config.get("model_type") == "qwen3_vl_moe_text"
     if size is None:
@@ -295,7 +295,7 @@ def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
     if "n_routed_experts" in config:
         by_sigmoid = config["architectures"][0] != "DeepseekV2ForCausalLM"
         scale, num_shared = config["routed_scaling_factor"], config["n_shared_experts"] or 0
-        mixing = mixing._replace(by_sigmoid=by_sigmoid, scale=scale, num_shared=num_shared)
+        mixing = mixing._replace(by_sigmoid=by_sigmoid, scale=scale, num_shared=num_shared, **expert_groups(config, count))
     if shared_size := config.get("shared_expert_intermediate_size"):
         if shared_size % size:
             raise ValueError(f"shared_expert_intermediate_size {shared_size} in config.json is no multiple of the experts' {size}")
@@ -306,6 +306,19 @@ def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
     first = config.get("first_k_dense_replace", 0)
     without, every = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
     return tuple(None if layer < first or layer in without or (layer + 1) % every else shape for layer in range(num_layers))
+
+
+def expert_groups(config: dict[str, Any], count: int) -> dict[str, int]:
+    """Those of DeepSeek's large models: experts are taken from the best only."""
+    num_groups, top_groups = config.get("n_group") or 1, config.get("topk_group") or 1
+    if num_groups == 1 or config.get("topk_method") == "greedy":
+        return {}
+    if count % num_groups or not 1 <= top_groups <= num_groups or top_groups * count // num_groups < config["num_experts_per_tok"]:
+        raise ValueError(
+            f"{config['num_experts_per_tok']} of {count} experts cannot be taken from {top_groups} of {num_groups} groups "
+            "(num_experts_per_tok, n_routed_experts, topk_group and n_group in config.json)"
+        )
+    return {"num_groups": num_groups, "top_groups": top_groups}
 
 
 def layer_delta_nets(config: dict[str, Any], name: str) -> tuple[DeltaNetShape | None, ...]:

@@ -262,6 +262,7 @@ OTHERS = [
     lambda: cos_sin(ids(2), floats(128), floats(128), BF16),
     lambda: route(floats(2, 128, dtype=BF16), Mixing(8, normalizes=True)),
     lambda: route(floats(2, 128), BALANCED, floats(128)),
+    lambda: route(floats(2, 256), BALANCED._replace(num_groups=8, top_groups=4), floats(256)),
     lambda: route(floats(2, 256 + 1, dtype=BF16), Mixing(8, normalizes=True, num_shared=1, gates_shared=True)),
     lambda: choose(BF16),
     lambda: draft(8, 32000, FP32, has_noise=False),

@@ -170,6 +170,34 @@ def test_route_by_sigmoids(
         check_route(find, logits.to(DEVICE), mixing, None if bias is None else bias.to(DEVICE))
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    num_rows=st.integers(1, 5),
+    groups=st.sampled_from([(2, 1, 4), (4, 2, 3), (3, 3, 5), (8, 4, 32)]),
+    by_sigmoid=st.booleans(),
+    normalizes=st.booleans(),
+    seed=SEEDS,
+)
+def test_route_within_groups(num_rows: int, groups: tuple[int, int, int], by_sigmoid: bool, normalizes: bool, seed: int) -> None:
+    """Against a loop over all groups; so far apart that no rounding makes another order."""
+    num_groups, top_groups, size = groups
+    generator, top_k = torch.Generator().manual_seed(seed), min(3, size)
+    likely = torch.stack([torch.randperm(num_groups * size, generator=generator) for _ in range(num_rows)])
+    wanted = 0.05 + 0.9 * likely / (num_groups * size)
+    bias = 0.1 * torch.randn(num_groups * size, generator=generator) if by_sigmoid else torch.zeros(num_groups * size)
+    logits = (wanted - bias).clamp(0.01, 0.99).logit() if by_sigmoid else 8 * wanted
+    mixing = Mixing(top_k, normalizes, by_sigmoid=by_sigmoid, num_groups=num_groups, top_groups=top_groups)
+    scores = logits.sigmoid() + bias if by_sigmoid else logits
+    for find in (twin.route, route):
+        _, experts = find(logits.to(DEVICE), mixing, bias.to(DEVICE) if by_sigmoid else None)
+        for row, own in enumerate(experts.tolist()):
+            parts = [scores[row, group * size : (group + 1) * size].sort(descending=True).values for group in range(num_groups)]
+            totals = [float(part[: 2 if by_sigmoid else 1].sum()) for part in parts]
+            best = sorted(range(num_groups), key=lambda group: -totals[group])[:top_groups]
+            places = [group * size + place for group in best for place in range(size)]
+            assert own == sorted(places, key=lambda place: -float(scores[row, place]))[:top_k]
+
+
 BALANCED = Mixing(3, True, by_sigmoid=True, scale=1.5, num_shared=1)
 
 

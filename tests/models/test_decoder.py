@@ -71,9 +71,24 @@ def test_shared_experts_that_are_several(tmp_path: Path) -> None:
         del config[name]
     (tmp_path / "config.json").write_text(json.dumps(config | {"rope_theta": 10000, "rope_scaling": None}))
     assert torch.equal(text_logits(load_target(tmp_path), TOKENS), expected)
-    (tmp_path / "config.json").write_text(json.dumps(config | {"n_group": 4}))
-    with pytest.raises(ValueError, match="experts in 4 groups"):
-        load_target(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "method"), [("deepseek-v3", "noaux_tc"), ("deepseek-v2", "group_limited_greedy")])
+def test_experts_of_the_best_groups(tmp_path: Path, name: str, method: str) -> None:
+    groups = {"n_group": 4, "topk_group": 2, "topk_method": method}
+    assert_equals_transformers(checkpoints.write_target(tmp_path, name, **groups))
+    config, found = json.loads((tmp_path / "config.json").read_text()), text_logits(load_target(tmp_path), TOKENS)
+    for changed in ({"n_group": 1}, {"topk_group": 4}):
+        (tmp_path / "config.json").write_text(json.dumps(config | changed))
+        assert not torch.equal(text_logits(load_target(tmp_path), TOKENS), found)
+    for wrong, words in (
+        ({"n_group": 5}, "from 2 of 5 groups"),
+        ({"topk_group": 5}, "5 of 4"),
+        ({"n_group": 12}, "3 of 12 experts"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | wrong))
+        with pytest.raises(ValueError, match=words):
+            load_target(tmp_path)
 
 
 def test_shared_experts_with_a_gate(tmp_path: Path) -> None:

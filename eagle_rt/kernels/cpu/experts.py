@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from eagle_rt.kernels.cpu.gated import gate_rows, in_float32
 from eagle_rt.kernels.cpu.multiply import Weights, multiply, weights_at
-from eagle_rt.kernels.cpu.top_children import find_best, sum_of_powers
+from eagle_rt.kernels.cpu.top_children import LOWEST, find_best, sum_of_powers
 from eagle_rt.kernels.cpu.vectors import LOG2_E, ONE, ZERO, exp2, number_of, sigmoid, stored_as
 from eagle_rt.kernels.experts import LEAST_TOTAL, Mixing
 from eagle_rt.kernels.gate import Gate
@@ -35,6 +35,8 @@ class ExpertWeights(NamedTuple):
     scale: np.float32
     num_shared: int
     gates_shared: bool
+    num_groups: int
+    top_groups: int
 
 
 def expert_weights(
@@ -51,8 +53,18 @@ def mix_rows(x: np.ndarray, weights: ExpertWeights, outputs: np.ndarray) -> None
     logits = np.empty((num_rows, len(weights.router.bias)), dtype=np.float32)
     multiply(x, weights.router, logits)
     experts, shares = np.empty((num_rows, num_taken), dtype=np.int64), np.empty((num_rows, num_taken), dtype=np.float32)
-    num_routed, bias = num_experts - weights.num_shared, weights.choice_bias
-    route_rows(logits, num_routed, bias, weights.by_sigmoid, weights.normalizes, weights.scale, weights.top_k, experts, shares)
+    num_routed = num_experts - weights.num_shared
+    route_rows(
+        logits[:, :num_routed],
+        weights.choice_bias,
+        weights.by_sigmoid,
+        weights.normalizes,
+        weights.scale,
+        weights.num_groups,
+        weights.top_groups,
+        experts[:, : weights.top_k],
+        shares[:, : weights.top_k],
+    )
     for r in range(num_rows):
         for k in range(weights.top_k, num_taken):
             experts[r, k] = num_routed + k - weights.top_k
@@ -77,32 +89,35 @@ def mix_rows(x: np.ndarray, weights: ExpertWeights, outputs: np.ndarray) -> None
 @njit(cache=True, parallel=True)
 def route_rows(
     logits: np.ndarray,
-    num_routed: int,
     choice_bias: np.ndarray,
     by_sigmoid: bool,
     normalizes: bool,
     scale: np.float32,
-    top_k: int,
+    num_groups: int,
+    top_groups: int,
     experts: np.ndarray,
     shares: np.ndarray,
 ) -> None:
-    """Fills the first top_k of experts and shares [R, K], by the first logits of each row: `kernels.experts.route`."""
+    """Fills experts and shares [R, top_k] of those that are chosen by logits [R, experts]: `kernels.experts.route`."""
     for r in prange(len(logits)):
-        row, chosen, counts = logits[r, :num_routed], experts[r, :top_k], shares[r, :top_k]
-        whole = by_sigmoids(row, choice_bias, counts, chosen) if by_sigmoid else by_parts(row, counts, chosen)
+        row, chosen, counts = logits[r], experts[r], shares[r]
+        if by_sigmoid:
+            whole = by_sigmoids(row, choice_bias, num_groups, top_groups, counts, chosen)
+        else:
+            whole = by_parts(row, num_groups, top_groups, counts, chosen)
         total = LEAST
-        for k in range(top_k):
+        for k in range(len(counts)):
             total += counts[k]
         if not normalizes or whole != whole:  # no row that has no numbers may get some
             total = whole
-        for k in range(top_k):
+        for k in range(len(counts)):
             counts[k] *= scale / total
 
 
 @njit(cache=True)
-def by_parts(row: np.ndarray, counts: np.ndarray, experts: np.ndarray) -> np.float32:
+def by_parts(row: np.ndarray, num_groups: int, top_groups: int, counts: np.ndarray, experts: np.ndarray) -> np.float32:
     """Fills how likely the likeliest experts of a row are, and which these are; what all are together."""
-    find_best(row, counts, experts)
+    find_best(of_best_groups(row, num_groups, top_groups, 1), counts, experts)
     highest = counts[0]
     for k in range(len(counts)):
         counts[k] = exp2((counts[k] - highest) * LOG2_E)
@@ -110,7 +125,9 @@ def by_parts(row: np.ndarray, counts: np.ndarray, experts: np.ndarray) -> np.flo
 
 
 @njit(cache=True)
-def by_sigmoids(row: np.ndarray, bias: np.ndarray, counts: np.ndarray, experts: np.ndarray) -> np.float32:
+def by_sigmoids(
+    row: np.ndarray, bias: np.ndarray, num_groups: int, top_groups: int, counts: np.ndarray, experts: np.ndarray
+) -> np.float32:
     """The same, each by itself; what a sigmoid is at most, or no number where one has none."""
     wanted = np.empty(len(row), dtype=np.float32)
     total = ZERO
@@ -119,10 +136,28 @@ def by_sigmoids(row: np.ndarray, bias: np.ndarray, counts: np.ndarray, experts: 
         total += wanted[place]
         if len(bias) > 0:
             wanted[place] += bias[place]
-    find_best(wanted, counts, experts)
+    find_best(of_best_groups(wanted, num_groups, top_groups, 2), counts, experts)
     for k in range(len(counts)):
         counts[k] = sigmoid(row[experts[k]])  # pyright: ignore[reportArgumentType]
     return ONE if total == total else total
+
+
+@njit(cache=True)
+def of_best_groups(wanted: np.ndarray, num_groups: int, top_groups: int, num_counted: int) -> np.ndarray:
+    """How much a row's experts are wanted, and of other groups' not at all: `kernels.experts.of_best_groups`. num_counted: of how
+    many experts groups are judged by."""
+    if num_groups == 1:
+        return wanted
+    size, own = len(wanted) // num_groups, np.full(len(wanted), LOWEST)
+    of_groups, best = np.empty(num_groups, dtype=np.float32), np.empty(top_groups, dtype=np.int64)
+    counted, places = np.empty(num_counted, dtype=np.float32), np.empty(num_counted, dtype=np.int64)
+    for group in range(num_groups):
+        find_best(wanted[group * size : (group + 1) * size], counted, places)
+        of_groups[group] = counted.sum()
+    find_best(of_groups, np.empty(top_groups, dtype=np.float32), best)
+    for group in best:
+        own[group * size : (group + 1) * size] = wanted[group * size : (group + 1) * size]
+    return own
 
 
 @njit(cache=True)

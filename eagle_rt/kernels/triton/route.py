@@ -12,6 +12,25 @@ LEAST = tl.constexpr(LEAST_TOTAL)
 
 
 @triton.jit
+def is_of_best_group(keys, ids, SIZE: tl.constexpr, NUM_GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, BY_TWO: tl.constexpr):
+    """Of experts by how much they are wanted, see `kernels.experts.of_best_groups`."""
+    group_of, best_keys = ids // SIZE, tl.full(ids.shape, NO_KEY, tl.int32)  # of group i at place i
+    for group in tl.static_range(NUM_GROUPS):
+        own = tl.where(group_of == group, keys, NO_KEY)
+        best_key, best = take_best(own, ids)
+        total = key_float(best_key)
+        if BY_TWO:
+            total += key_float(tl.max(tl.where(ids == best, NO_KEY, own), 0))
+        best_keys = tl.where(ids == group, float_key(total), best_keys)
+    is_best = ids < 0
+    for _ in tl.static_range(TOP_GROUPS):
+        _, best = take_best(best_keys, ids)
+        best_keys = tl.where(ids == best, NO_KEY, best_keys)
+        is_best = is_best | (group_of == best)
+    return is_best
+
+
+@triton.jit
 def _route(
     logits,  # [R, COUNT], and one more if GATES_SHARED
     choice_bias,  # [COUNT] float32, read if HAS_BIAS
@@ -25,6 +44,8 @@ def _route(
     BY_SIGMOID: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SCALE: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
     TOP_BLOCK: tl.constexpr,
 ):
@@ -42,6 +63,8 @@ def _route(
     if HAS_BIAS:
         wanted += tl.load(choice_bias + ids, mask=is_expert, other=0.0)
     keys = tl.where(is_expert, float_key(wanted), NO_KEY)
+    if NUM_GROUPS > 1:
+        keys = tl.where(is_of_best_group(keys, ids, COUNT // NUM_GROUPS, NUM_GROUPS, TOP_GROUPS, BY_SIGMOID), keys, NO_KEY)
     # Of those that are shared, too, the places behind those that are chosen.
     counts, own_experts = tl.full([TOP_BLOCK], 1.0, tl.float32), COUNT + places - TOP_K
     for k in tl.static_range(TOP_K):
@@ -85,6 +108,8 @@ def route(logits: Tensor, mixing: Mixing, choice_bias: Tensor | None = None) -> 
         BY_SIGMOID=mixing.by_sigmoid,
         HAS_BIAS=choice_bias is not None,
         SCALE=mixing.scale,
+        NUM_GROUPS=mixing.num_groups,
+        TOP_GROUPS=mixing.top_groups,
         BLOCK=padded(count),
         TOP_BLOCK=padded(mixing.num_taken),
     )
