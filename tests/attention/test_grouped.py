@@ -157,6 +157,38 @@ def test_latents_at_once_equal_one_by_one(
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    prefix=st.integers(40, 140),
+    seen=st.lists(st.booleans(), min_size=0, max_size=24),
+    row=st.sampled_from([RowShape(2, 48), RowShape(1, 96, 80)]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    window=st.sampled_from([None, 50]),
+    seed=st.integers(0, 99),
+)
+@example(prefix=62, seen=[True, False, False, True, False], row=ROW, dtype=torch.float32, window=None, seed=0)
+def test_a_node_comes_out_as_if_its_path_were_text(
+    prefix: int, seen: list[bool], row: RowShape, dtype: torch.dtype, window: int | None, seed: int
+) -> None:
+    """Bit by bit, beside others of its tree, which lie between those of its path."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(prefix + len(seen) + 1, *row.sizes, generator=generator).to(dtype)
+    queries = torch.randn(2, 6 * row.num_heads, row.head_dim, generator=generator).to(dtype)
+    visible = np.array([[True, *(False for _ in seen)], [*seen, True]])
+    path = [*range(prefix), *(prefix + np.flatnonzero(visible[1]))]
+
+    def attended(own: Tensor, mask: HostMask | None, own_queries: Tensor, positions: list[int]) -> Tensor:
+        pool, count = KVPool(1, len(own), row, dtype, "cpu"), len(own_queries)
+        pool.storage[0] = own
+        nothing = torch.zeros(count, dtype=torch.int64)
+        batch = Batch(nothing, torch.tensor(positions), nothing, (0, count), HostRows((len(own),), (range(len(own)),)), mask)
+        backend = RowAttention(dtype)
+        return backend.run(own_queries, 0, backend.plan(batch, pool), window)
+
+    in_tree = attended(rows, HostMask(visible, (len(seen) + 1,)), queries, [prefix, len(path) - 1])
+    assert torch.equal(in_tree[1:], attended(rows[path], None, queries[1:], [len(path) - 1]))
+
+
 @settings(max_examples=100, deadline=None)
 @given(counts=st.lists(st.integers(1, 8), min_size=1, max_size=8), num_rows=st.integers(1, 30))
 def test_calls_and_fillings_take_the_least_time(counts: list[int], num_rows: int) -> None:

@@ -98,6 +98,14 @@ def add_product(_: Any, total: Any, a: Any, b: Any) -> Any:
 
 
 @operation
+def add(_: Any, a: Any, b: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.fadd(*values, flags=FLAGS)
+
+    return floats(floats, floats), build
+
+
+@operation
 def multiply(_: Any, a: Any, b: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.fmul(*values, flags=FLAGS)
