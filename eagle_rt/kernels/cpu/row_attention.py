@@ -2,10 +2,7 @@
 
 torch's kernel multiplies matrices, and a row that is decoded, or a tree of a few, is hardly one: it takes two to four times as
 long for them. Here a row, and two of the heads that share a key, go through the rows that they see: no masks, no copies of rows
-side by side, and what comes out for a row does not depend on which others are in the batch.
-
-The loops spell out vectors, for which numba has no words: left to itself the compiler makes some of these loops, four times slower,
-of single numbers.
+side by side, and what comes out for a row does not depend on which others are in the batch, nor on where the nodes of its tree lie.
 """
 
 import numpy as np
@@ -13,24 +10,8 @@ from numba import njit, prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from eagle_rt.kernels.cpu.vectors import (
-    FLAGS,
-    LANES,
-    LOG2_E,
-    ONE,
-    ZERO,
-    add,
-    add_product,
-    exp2,
-    first_of,
-    load,
-    multiply,
-    second_of,
-    spread,
-    store,
-    store_pairs,
-    sum_of,
-)
+from eagle_rt.kernels.cpu.two_queries import add_values, read_query, score_keys, softmax, write_output
+from eagle_rt.kernels.cpu.vectors import LOG2_E, ONE
 
 # Less than anything scores: beside it what is seen has all weight.
 NO_SINK = np.float32(-1e30)
@@ -46,146 +27,23 @@ def scale_of(head_dim: int) -> np.float32:
     return LOG2_E / np.sqrt(np.float32(head_dim))
 
 
-@njit(cache=True, fastmath=set(FLAGS))
-def softmax(scores: np.ndarray, most: np.float32) -> tuple[np.float32, np.float32, np.float32]:
-    """Scores [n] to the base 2 become weights, still to be divided by the sum of all (Milakov and Gimelshein, 2018).
-
-    most: of the scores before. Returns the most of all so far, what weights before are to be multiplied with, and the sum of these.
-    """
-    highest, total = most, ZERO
-    for score in scores:
-        highest = max(highest, score)
-    for j in range(len(scores)):
-        scores[j] = exp2(scores[j] - highest)
-        total += scores[j]
-    return highest, exp2(most - highest), total
+@njit(cache=True)
+def key_at(place: int, sequence: tuple) -> int:
+    """Where the key at a place of a sequence begins: its first slot or table, see `HostRows.firsts_and_table`, the pairs of a slot,
+    and those before this head's."""
+    first, table, stride, offset = sequence
+    return (first + place if first >= 0 else table[place - 1 - first]) * stride + offset
 
 
-@njit(cache=True, fastmath=set(FLAGS))
-def read_query(queries: np.ndarray, place: int, scale: np.float32, even: np.ndarray, odd: np.ndarray) -> None:
-    """Fills even, odd [P] with the numbers, scaled, of the pairs that begin at a place."""
-    for i in range(0, len(even), LANES):
-        pairs = load(queries, place + i)
-        store(even, i, multiply(first_of(pairs), spread(scale)))
-        store(odd, i, multiply(second_of(pairs), spread(scale)))
-
-
-@njit(cache=True, fastmath=set(FLAGS))
-def write_output(even: np.ndarray, odd: np.ndarray, scale: np.float32, outputs: np.ndarray, place: int) -> None:
-    """The other way round."""
-    for i in range(0, len(even), LANES):
-        store_pairs(outputs, place + i, multiply(load(even, i), spread(scale)), multiply(load(odd, i), spread(scale)))
-
-
-@njit(cache=True, fastmath=set(FLAGS))
-def score_keys(even: np.ndarray, odd: np.ndarray, cache: np.ndarray, keys: np.ndarray, scores: np.ndarray) -> None:
-    """Fills scores [2, n] of two queries, even, odd [2, P], for the keys that begin at places [n]: two at a time, as a processor
-    adds to eight sums in the time that it takes to add to one."""
-    num_pairs = even.shape[1]
-    for j in range(0, len(keys) - 1, 2):
-        one_even = one_odd = next_one_even = next_one_odd = spread(ZERO)
-        other_even = other_odd = next_other_even = next_other_odd = spread(ZERO)
-        for i in range(0, num_pairs, LANES):
-            query_even, query_odd = load(even, i), load(odd, i)
-            other_query_even, other_query_odd = load(even, num_pairs + i), load(odd, num_pairs + i)
-            pairs, next_pairs = load(cache, keys[j] + i), load(cache, keys[j + 1] + i)
-            key_even, key_odd = first_of(pairs), second_of(pairs)
-            one_even, one_odd = add_product(one_even, key_even, query_even), add_product(one_odd, key_odd, query_odd)
-            other_even = add_product(other_even, key_even, other_query_even)
-            other_odd = add_product(other_odd, key_odd, other_query_odd)
-            key_even, key_odd = first_of(next_pairs), second_of(next_pairs)
-            next_one_even = add_product(next_one_even, key_even, query_even)
-            next_one_odd = add_product(next_one_odd, key_odd, query_odd)
-            next_other_even = add_product(next_other_even, key_even, other_query_even)
-            next_other_odd = add_product(next_other_odd, key_odd, other_query_odd)
-        scores[0, j], scores[0, j + 1] = sum_of(add(one_even, one_odd)), sum_of(add(next_one_even, next_one_odd))
-        scores[1, j], scores[1, j + 1] = sum_of(add(other_even, other_odd)), sum_of(add(next_other_even, next_other_odd))
-    if len(keys) % 2:
-        last = len(keys) - 1
-        one_even = one_odd = other_even = other_odd = spread(ZERO)
-        for i in range(0, num_pairs, LANES):
-            pairs = load(cache, keys[last] + i)
-            key_even, key_odd = first_of(pairs), second_of(pairs)
-            one_even, one_odd = add_product(one_even, key_even, load(even, i)), add_product(one_odd, key_odd, load(odd, i))
-            other_even = add_product(other_even, key_even, load(even, num_pairs + i))
-            other_odd = add_product(other_odd, key_odd, load(odd, num_pairs + i))
-        scores[0, last], scores[1, last] = sum_of(add(one_even, one_odd)), sum_of(add(other_even, other_odd))
-
-
-@njit(cache=True, fastmath=set(FLAGS))
-def add_values(
-    weights: np.ndarray, cache: np.ndarray, keys: np.ndarray, offset: int, factors: np.ndarray, even: np.ndarray, odd: np.ndarray
-) -> None:
-    """Multiplies even, odd [2, V] with factors [2] and adds the values, an offset behind their keys [n], by weights [2, n]."""
-    num_pairs = even.shape[1]
-    for i in range(0, num_pairs - LANES, 2 * LANES):
-        add_two_vectors(weights, cache, keys, offset + i, factors, even, odd, i)
-    if num_pairs // LANES % 2:
-        add_vector(weights, cache, keys, offset + num_pairs - LANES, factors, even, odd, num_pairs - LANES)
-
-
-@njit(cache=True, fastmath=set(FLAGS))
-def add_vector(
-    weights: np.ndarray,
-    cache: np.ndarray,
-    keys: np.ndarray,
-    offset: int,
-    factors: np.ndarray,
-    even: np.ndarray,
-    odd: np.ndarray,
-    place: int,
-) -> None:
-    """`add_values` of a vector at a place, which lies at that offset from each key."""
-    more = even.shape[1] + place
-    one_even, one_odd = multiply(load(even, place), spread(factors[0])), multiply(load(odd, place), spread(factors[0]))
-    other_even, other_odd = multiply(load(even, more), spread(factors[1])), multiply(load(odd, more), spread(factors[1]))
-    for j, key in enumerate(keys):
-        pairs = load(cache, key + offset)
-        value_even, value_odd = first_of(pairs), second_of(pairs)
-        one, other = spread(weights[0, j]), spread(weights[1, j])
-        one_even, one_odd = add_product(one_even, one, value_even), add_product(one_odd, one, value_odd)
-        other_even, other_odd = add_product(other_even, other, value_even), add_product(other_odd, other, value_odd)
-    store(even, place, one_even)
-    store(odd, place, one_odd)
-    store(even, more, other_even)
-    store(odd, more, other_odd)
-
-
-@njit(cache=True, fastmath=set(FLAGS))
-def add_two_vectors(
-    weights: np.ndarray,
-    cache: np.ndarray,
-    keys: np.ndarray,
-    offset: int,
-    factors: np.ndarray,
-    even: np.ndarray,
-    odd: np.ndarray,
-    place: int,
-) -> None:
-    """`add_vector` of two that lie side by side."""
-    more = even.shape[1] + place
-    one_even, one_odd = multiply(load(even, place), spread(factors[0])), multiply(load(odd, place), spread(factors[0]))
-    other_even, other_odd = multiply(load(even, more), spread(factors[1])), multiply(load(odd, more), spread(factors[1]))
-    place_b, more_b = place + LANES, more + LANES
-    one_even_b, one_odd_b = multiply(load(even, place_b), spread(factors[0])), multiply(load(odd, place_b), spread(factors[0]))
-    other_even_b, other_odd_b = multiply(load(even, more_b), spread(factors[1])), multiply(load(odd, more_b), spread(factors[1]))
-    for j, key in enumerate(keys):
-        one, other = spread(weights[0, j]), spread(weights[1, j])
-        pairs, pairs_b = load(cache, key + offset), load(cache, key + offset + LANES)
-        value_even, value_odd = first_of(pairs), second_of(pairs)
-        one_even, one_odd = add_product(one_even, one, value_even), add_product(one_odd, one, value_odd)
-        other_even, other_odd = add_product(other_even, other, value_even), add_product(other_odd, other, value_odd)
-        value_even, value_odd = first_of(pairs_b), second_of(pairs_b)
-        one_even_b, one_odd_b = add_product(one_even_b, one, value_even), add_product(one_odd_b, one, value_odd)
-        other_even_b, other_odd_b = add_product(other_even_b, other, value_even), add_product(other_odd_b, other, value_odd)
-    store(even, place, one_even)
-    store(odd, place, one_odd)
-    store(even, more, other_even)
-    store(odd, more, other_odd)
-    store(even, place_b, one_even_b)
-    store(odd, place_b, one_odd_b)
-    store(even, more_b, other_even_b)
-    store(odd, more_b, other_odd_b)
+@njit(cache=True)
+def keys_seen(seen: np.ndarray, width: int, prefix: int, sequence: tuple, keys: np.ndarray) -> int:
+    """Fills the first of keys with those after the prefix that are seen, of so many; how many these are."""
+    count = 0
+    for column in range(width):
+        if seen[column]:
+            keys[count] = key_at(prefix + column, sequence)
+            count += 1
+    return count
 
 
 @njit(cache=True, parallel=True)
@@ -234,21 +92,21 @@ def row_attention(
             heads[r, c, k], most[r, c, k] = rows[begin + r] * num_heads + head, sinks[head]
             read_query(queries, int(heads[r, c, k] * num_pairs), scale, query_even[r, c, k], query_odd[r, c, k])
         block, visible = np.empty(BLOCK, dtype=np.int64), np.empty(BLOCK, dtype=np.int64)
-        scores, first = np.empty((2, BLOCK), dtype=np.float32), firsts[begin]
+        scores, stride = np.empty((2, BLOCK), dtype=np.float32), num_parts * num_kv_heads * num_pairs
         # What a row sees lies in order: all places up to its prefix, then those of its tree that it sees, as if these came next. So
         # blocks cut it in the same places with a tree and without, and it comes out the same bit by bit.
-        seen_after, lengths = np.empty((num_rows, widths[begin:end].max()), dtype=np.int64), prefixes[begin:end].copy()
+        sequence = firsts[begin], table, stride, kv_head * num_pairs
+        lengths, seen_after = np.empty(num_rows, dtype=np.int64), np.empty((num_rows, seen.shape[1]), dtype=np.int64)
         for r in range(num_rows):
-            for column in range(widths[begin + r]):
-                if seen[rows[begin + r], column]:
-                    place = prefixes[begin + r] + column
-                    slot = first + place if first >= 0 else table[place - 1 - first]
-                    seen_after[r, lengths[r] - prefixes[begin + r]] = (slot * num_parts * num_kv_heads + kv_head) * num_pairs
-                    lengths[r] += 1
-        for start in range(lows[begin:end].min() // BLOCK * BLOCK, lengths.max(), BLOCK):
-            for place in range(start, min(start + BLOCK, prefixes[begin:end].max())):
-                slot = first + place if first >= 0 else table[place - 1 - first]
-                block[place - start] = (slot * num_parts * num_kv_heads + kv_head) * num_pairs
+            prefix, width = int(prefixes[begin + r]), int(widths[begin + r])
+            lengths[r] = prefix + keys_seen(seen[rows[begin + r]], width, prefix, sequence, seen_after[r])
+        lowest, longest_prefix, longest = lows[begin], prefixes[begin], lengths[0]
+        for r in range(1, num_rows):
+            lowest, longest = min(lowest, lows[begin + r]), max(longest, lengths[r])
+            longest_prefix = max(longest_prefix, prefixes[begin + r])
+        for start in range(lowest // BLOCK * BLOCK, longest, BLOCK):
+            for place in range(start, min(start + BLOCK, longest_prefix)):
+                block[place - start] = key_at(place, sequence)
             for r in range(num_rows):
                 low, high, prefix = max(lows[begin + r], start), min(lengths[r], start + BLOCK), prefixes[begin + r]
                 if low >= high:
