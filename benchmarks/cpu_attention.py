@@ -1,8 +1,8 @@
 """One layer's attention on a CPU: sequence by sequence, like sequences together, and our kernel row by row:
 `python benchmarks/cpu_attention.py`.
 
-Shapes are those of the built-in pair in both precisions and of 0.5B in bfloat16. All take turns in one process; planning, done
-once a pass, is left out. Prints a table, writes JSON.
+Shapes are those of the built-in pair in both precisions and, in bfloat16, of 0.5B, of an 8B and of latents. All take turns in one
+process; planning, done once a pass, is left out. Prints a table, writes JSON.
 """
 
 import argparse
@@ -29,11 +29,13 @@ from eagle_rt.cache.pool import KVPool, RowShape
 from eagle_rt.config import EngineConfig
 from eagle_rt.resolve import resolve_device
 
-# Precision, query heads, key heads, dimensions of a head.
+# Precision, query heads, and what the cache keeps.
 SHAPES = {
-    "built-in": (torch.float32, 8, 4, 32),
-    "built-in bfloat16": (torch.bfloat16, 8, 4, 32),
-    "0.5b": (torch.bfloat16, 14, 2, 64),
+    "built-in": (torch.float32, 8, RowShape(4, 32)),
+    "built-in bfloat16": (torch.bfloat16, 8, RowShape(4, 32)),
+    "0.5b": (torch.bfloat16, 14, RowShape(2, 64)),
+    "8b": (torch.bfloat16, 32, RowShape(8, 128)),
+    "latents": (torch.bfloat16, 20, RowShape(1, 576, 512)),
 }
 BACKENDS = {"one_by_one": ReferenceAttention, "grouped": GroupedAttention, "rows": RowAttention}
 TURNS = 30
@@ -41,12 +43,12 @@ TURNS = 30
 
 def row(shape: str, batch_size: int, context: int, num_nodes: int, is_run: bool) -> dict[str, Any]:
     """Microseconds of each, medians over turns, and how far the others are from one by one."""
-    dtype, num_heads, num_kv_heads, head_dim = SHAPES[shape]
+    dtype, num_heads, kept = SHAPES[shape]
     batch = tree_batch([context + 7 * b for b in range(batch_size)], num_nodes, "cpu", is_run)
     assert isinstance(batch.rows, HostRows)
-    pool = KVPool(1, sum(batch.rows.kv_lens), RowShape(num_kv_heads, head_dim), dtype, "cpu")
+    pool = KVPool(1, sum(batch.rows.kv_lens), kept, dtype, "cpu")
     pool.storage.normal_()
-    queries = torch.randn(len(batch.tokens), num_heads, head_dim).to(dtype)
+    queries = torch.randn(len(batch.tokens), num_heads, kept.head_dim).to(dtype)
     calls: dict[str, Callable[[], torch.Tensor]] = {}
     for name, kind in BACKENDS.items():
         backend = kind(dtype)

@@ -21,7 +21,8 @@ from eagle_rt.kernels.cpu.vectors import LANES, LOG2_E
 
 # The integers that hold two neighbouring numbers of a row.
 PAIRS = {torch.bfloat16: torch.int32, torch.float32: torch.int64}
-# A sequence of more queries is multiplied as a matrix, by torch.
+# A sequence of more queries is multiplied as a matrix, by torch; but over latents, of which all heads read the same rows, torch is
+# slower whatever their number.
 MANY_QUERIES = 64
 # Rows of a sequence that one thread takes through its cache.
 TOGETHER = 8
@@ -78,7 +79,7 @@ class RowAttention(WholeLayers):
         assert isinstance(batch.rows, HostRows)
         use_torch_threads()
         starts, lengths = np.array(batch.query_starts), np.array(batch.rows.kv_lens)
-        are_many = starts[1:] - starts[:-1] > MANY_QUERIES
+        are_many = (starts[1:] - starts[:-1] > MANY_QUERIES) & (pool.row.value_dim is None)
         alone = [sequence_plan(batch, int(b), self._dtype) for b in np.flatnonzero(are_many)]
         seen, widths = (NOTHING_SEEN, NO_WIDTHS) if batch.tree_mask is None else host_mask(batch.tree_mask)
         firsts, table = batch.rows.firsts_and_table()

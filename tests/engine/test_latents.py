@@ -111,9 +111,9 @@ def test_a_text_comes_out_the_same_whatever_else_is_read(tmp_path: Path, name: s
         pool = text_pool(batch, target.spec.num_layers, target.spec.shape, target.embedding)
         return target.forward(batch, pool, RowAttention(torch.bfloat16)).hidden
 
-    text = max(PROMPTS, key=len)[:20]
-    assert len(text) == 20
+    text = random_prompts(1, seed=4, longest=40)[0] + [9, 8, 7] * 30
     assert torch.equal(hidden(text[:7], text, text[5:])[7 : 7 + len(text)], hidden(text))
+    assert torch.equal(hidden(text)[:7], hidden(text[:7])), "nor how many queries follow"
 
 
 def test_what_a_token_reads_and_leaves(pair: tuple[Path, Path]) -> None:
