@@ -2,10 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import torch
+from engines import Tree, make_core
 from safetensors.torch import save_file
+
+from eagle_rt.engine.core import EngineCore
 
 QUIET = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
 
@@ -20,6 +24,16 @@ def write_guessable(directory: Path, name: str, loudness: float = 0.2, **overrid
     model.save_pretrained(directory)
     checkpoints.byte_tokenizer().save_pretrained(directory)
     return directory
+
+
+def write_pair(directory: Path, name: str, **overrides) -> tuple[Path, Path]:
+    """Such a target and such a head."""
+    target = write_guessable(directory / "target", name, **overrides)
+    return target, write_guesser(directory / "head", target)
+
+
+def make_drafting(pair: tuple[Path, Path], tree: Tree = (4, 3, 12), **options: Any) -> EngineCore:
+    return make_core(*pair, tree, **{"speculative_algorithm": "EAGLE", **options})
 
 
 def write_guesser(directory: Path, target_dir: Path) -> Path:

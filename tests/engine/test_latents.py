@@ -11,11 +11,11 @@ import torch
 from captured import make_captured
 from checkpoints import VOCAB_SIZE
 from engine.test_capturable import captured_callable, watching
-from engines import Tree, load_target, make_config, make_core, random_prompts, run
+from engines import load_target, make_config, make_core, random_prompts, run
+from guessable import make_drafting
 
 from eagle_rt.attention.rows import RowAttention
 from eagle_rt.engine.build import build_core
-from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import model_info, num_weights
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.kernels import dispatch, head_products
@@ -33,16 +33,7 @@ ATTENTION = 64 * (64 + 4 * 40) + 64 * (32 + 16) + 4 * 32 * (24 + 32) + 4 * 32 * 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return write_pair(tmp_path_factory.mktemp("latents"))
-
-
-def write_pair(directory: Path, **overrides: Any) -> tuple[Path, Path]:
-    target = guessable.write_guessable(directory / "target", "glm4-moe-lite", **overrides)
-    return target, guessable.write_guesser(directory / "head", target)
-
-
-def make_drafting(pair: tuple[Path, Path], tree: Tree = (4, 3, 12), **options: Any) -> EngineCore:
-    return make_core(*pair, tree, **{"speculative_algorithm": "EAGLE", **options})
+    return guessable.write_pair(tmp_path_factory.mktemp("latents"), "glm4-moe-lite")
 
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
@@ -87,7 +78,7 @@ def on_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("on_gpu_kernels")
 def test_captured_steps_write_the_same_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = write_pair(tmp_path, num_hidden_layers=3)
+    pair = guessable.write_pair(tmp_path, "glm4-moe-lite", num_hidden_layers=3)
     settings = [SamplingParams(temperature=0.7, seed=index, max_new_tokens=8, ignore_eos=True) for index in range(2)]
     core = make_captured(*pair, (3, 2, 6), (2,), speculative_algorithm="EAGLE")
     texts = run(core, PROMPTS[:2], settings)

@@ -11,7 +11,8 @@ import torch
 from captured import make_captured
 from checkpoints import VOCAB_SIZE
 from engine.test_capturable import captured_callable, watching
-from engines import Tree, make_config, make_core, random_prompts, run
+from engines import make_config, make_core, random_prompts, run
+from guessable import make_drafting
 from torch import Tensor
 
 from eagle_rt.attention.recurrence import lineage_of
@@ -32,16 +33,7 @@ SETTINGS = [SamplingParams(temperature=0.7, seed=index, max_new_tokens=40, ignor
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return write_pair(tmp_path_factory.mktemp("memories"))
-
-
-def write_pair(directory: Path, **overrides: Any) -> tuple[Path, Path]:
-    target = guessable.write_guessable(directory / "target", "qwen3.5", **overrides)
-    return target, guessable.write_guesser(directory / "head", target)
-
-
-def make_drafting(pair: tuple[Path, Path], tree: Tree = (4, 3, 12), **options: Any) -> EngineCore:
-    return make_core(*pair, tree, **{"speculative_algorithm": "EAGLE", **options})
+    return guessable.write_pair(tmp_path_factory.mktemp("memories"), "qwen3.5")
 
 
 @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
@@ -88,7 +80,7 @@ def on_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("on_gpu_kernels")
 def test_captured_steps_write_the_same_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = write_pair(tmp_path, num_hidden_layers=4)
+    pair = guessable.write_pair(tmp_path, "qwen3.5", num_hidden_layers=4)
     settings = [SamplingParams(temperature=0.7, seed=index, max_new_tokens=8, ignore_eos=True) for index in range(2)]
     core = make_captured(*pair, (3, 2, 6), (2,), speculative_algorithm="EAGLE")
     texts = run(core, PROMPTS[:2], settings)

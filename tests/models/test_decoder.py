@@ -73,6 +73,25 @@ def test_shared_experts_that_are_several(tmp_path: Path) -> None:
     assert torch.equal(text_logits(load_target(tmp_path), TOKENS), expected)
 
 
+def test_latents_as_configs_say(tmp_path: Path) -> None:
+    """Norms within have an epsilon of their own; what is turned may be stored in halves; and what published configs leave out."""
+    unlike = {"rms_norm_eps": 0.1, "rope_interleave": False, "first_k_dense_replace": 1}
+    assert_equals_transformers(checkpoints.write_target(tmp_path, "glm4-moe-lite", **unlike))
+    expected = text_logits(load_target(tmp_path), TOKENS)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in ("norm_topk_prob", "mlp_layer_types", "first_k_dense_replace"):
+        del config[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(text_logits(load_target(tmp_path), TOKENS), expected)
+    del config["rope_interleave"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert not torch.equal(text_logits(load_target(tmp_path), TOKENS), expected)
+    del config["kv_lora_rank"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"config\.json has no kv_lora_rank, which Glm4MoeLiteForCausalLM needs"):
+        load_target(tmp_path)
+
+
 @pytest.mark.parametrize(("name", "method"), [("deepseek-v3", "noaux_tc"), ("deepseek-v2", "group_limited_greedy")])
 def test_experts_of_the_best_groups(tmp_path: Path, name: str, method: str) -> None:
     groups = {"n_group": 4, "topk_group": 2, "topk_method": method}

@@ -16,6 +16,16 @@ def norm_of(values, weights, eps, SIZE: tl.constexpr):
 
 
 @triton.jit
+def norm_into(x, weight, eps, output, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Of SIZE numbers, at their places."""
+    columns = tl.arange(0, BLOCK)
+    is_column = columns < SIZE
+    values = tl.load(x + columns, mask=is_column, other=0.0).to(tl.float32)
+    weights = tl.load(weight + columns, mask=is_column, other=0.0).to(tl.float32)
+    tl.store(output + columns, rounded(norm_of(values, weights, eps, SIZE), output.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
 def _add_rms_norm(x, delta, weight, total, normed, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)

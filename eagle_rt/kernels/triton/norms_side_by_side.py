@@ -4,17 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eagle_rt.kernels.triton.add_rms_norm import norm_of
-from eagle_rt.kernels.triton.common import padded, rounded
-
-
-@triton.jit
-def _norm_into(x, weight, eps, output, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    columns = tl.arange(0, BLOCK)
-    is_column = columns < SIZE
-    values = tl.load(x + columns, mask=is_column, other=0.0).to(tl.float32)
-    weights = tl.load(weight + columns, mask=is_column, other=0.0).to(tl.float32)
-    tl.store(output + columns, rounded(norm_of(values, weights, eps, SIZE), output.dtype.element_ty), mask=is_column)
+from eagle_rt.kernels.triton.add_rms_norm import norm_into
+from eagle_rt.kernels.triton.common import padded
 
 
 @triton.jit
@@ -34,9 +25,9 @@ def _norms_side_by_side(
     row = tl.program_id(0).to(tl.int64)
     place = output + row * (X_SIZE + Y_SIZE)
     if tl.program_id(1) == 0:
-        _norm_into(x + row * X_SIZE, x_weight, x_eps, place, X_SIZE, X_BLOCK)
+        norm_into(x + row * X_SIZE, x_weight, x_eps, place, X_SIZE, X_BLOCK)
     else:
-        _norm_into(y + row * Y_SIZE, y_weight, y_eps, place + X_SIZE, Y_SIZE, Y_BLOCK)
+        norm_into(y + row * Y_SIZE, y_weight, y_eps, place + X_SIZE, Y_SIZE, Y_BLOCK)
 
 
 def norms_side_by_side(x: Tensor, x_weight: Tensor, x_eps: float, y: Tensor, y_weight: Tensor, y_eps: float) -> Tensor:

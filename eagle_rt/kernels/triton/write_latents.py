@@ -8,19 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from eagle_rt.kernels.rms_norm import RMSNorm
-from eagle_rt.kernels.triton.add_rms_norm import norm_of
+from eagle_rt.kernels.triton.add_rms_norm import norm_into
 from eagle_rt.kernels.triton.common import padded, rounded
 from eagle_rt.kernels.triton.rotate_and_write import turned
-
-
-@triton.jit
-def write_norm(row, weight, place, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Of SIZE numbers of a row."""
-    columns = tl.arange(0, BLOCK)
-    is_column = columns < SIZE
-    values = tl.load(row + columns, mask=is_column, other=0.0).to(tl.float32)
-    weights = tl.load(weight + columns, mask=is_column, other=0.0).to(tl.float32)
-    tl.store(place + columns, rounded(norm_of(values, weights, eps, SIZE), place.dtype.element_ty), mask=is_column)
 
 
 @triton.jit
@@ -58,11 +48,11 @@ def _write_latents(
     token = tl.program_id(0).to(tl.int64)
     row = inputs + token * (NUM_QUERIES + RANK + 2 * HALF)
     if tl.program_id(1) == 1:
-        write_norm(row, query_weight, queries + token * NUM_QUERIES, eps, NUM_QUERIES, QUERY_BLOCK)
+        norm_into(row, query_weight, eps, queries + token * NUM_QUERIES, NUM_QUERIES, QUERY_BLOCK)
     else:
         latents, angle = row + NUM_QUERIES, token * 2 * HALF
         place = storage + tl.load(slots + token) * (RANK + 2 * HALF)
-        write_norm(latents, weight, place, eps, RANK, RANK_BLOCK)
+        norm_into(latents, weight, eps, place, RANK, RANK_BLOCK)
         write_turned(latents + RANK, cos + angle, sin + angle, place + RANK, HALF, HALF_BLOCK)
 
 
