@@ -125,9 +125,12 @@ class Int4Product(PanelProduct):
 
 
 def quantized_product(weight: Tensor, bias: Tensor | None, quantization: str) -> PanelProduct | None:
-    """See `products.product_with`; None where nothing is to be rounded and the weight lies on no levels that are known here."""
+    """See `products.product_with`; None where nothing is to be rounded and the weight lies on no levels that are known here, or has
+    more inputs than sums have room for, of which no model has as many."""
     if quantization != "int8" and (four_bits := in_four_bits(weight) if quantization == "int4" else stored_four_bits(weight)):
         return Int4Product(four_bits, weight.shape[1], bias, weight.dtype)
+    if weight.shape[1] > int8_product.MOST_INPUTS:
+        return None
     eight_bits = rounded_to_eight_bits(weight) if quantization == "int8" else stored_eight_bits(weight)
     return eight_bits and Int8Product(eight_bits, bias, weight.dtype)
 

@@ -98,7 +98,7 @@ def test_small_numbers_count_beside_large_ones(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [LONG, 100 * LONG])
+@pytest.mark.parametrize("size", [LONG, 59 * LONG])
 def test_the_largest_numbers_that_there_are(kind: str, size: int) -> None:
     """Where sums would leave their room."""
     x, weight, bias = torch.ones(2, size), torch.ones(PANEL, size), torch.zeros(PANEL)
@@ -106,6 +106,10 @@ def test_the_largest_numbers_that_there_are(kind: str, size: int) -> None:
     own = made(weight, bias, kind)
     expected = x.double() @ own.unpacked().double().T
     torch.testing.assert_close(own(x).double(), expected, rtol=1e-4, atol=0)
+
+
+def test_a_weight_of_too_many_inputs_is_not_rounded() -> None:
+    assert quantized_product(torch.ones(PANEL, 60 * LONG), None, "int8") is None
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -33,6 +33,8 @@ from eagle_rt.kernels.cpu.whole_numbers import add_byte_products, add_half_produ
 
 # Rows whose sums are in registers at a time, of bytes each of them twice.
 MOST_ROWS = 6
+# Of so many inputs the products of bytes have room in 32 bits.
+MOST_INPUTS = 2**31 // (255 * 128)
 # Of so many words the products of halves have room in 32 bits, which 128 * 32767 * 512 fill.
 WORDS_WITH_ROOM = 512 // TOGETHER
 
