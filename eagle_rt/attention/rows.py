@@ -1,4 +1,4 @@
-"""Attention on a CPU by our own kernel, row by row, for those that are decoded, and by torch's for prompts that are read.
+"""Attention on a CPU by our own kernel, row by row, for those that are decoded, and by torch's for long prompts that are read.
 
 The twin is `ReferenceAttention`, which leaves all to torch.
 """
@@ -21,9 +21,9 @@ from eagle_rt.kernels.cpu.vectors import LANES, LOG2_E
 
 # The integers that hold two neighbouring numbers of a row.
 PAIRS = {torch.bfloat16: torch.int32, torch.float32: torch.int64}
-# A sequence of more queries is multiplied as a matrix, by torch; but over latents, of which all heads read the same rows, torch is
-# slower whatever their number.
-MANY_QUERIES = 64
+# A sequence of more queries over more rows is multiplied as a matrix, by torch; but over latents, of which all heads read the same
+# rows, torch is slower whatever their number.
+MANY_QUERIES, MANY_ROWS = 64, 512
 # Rows of a sequence that one thread takes through its cache.
 TOGETHER = 8
 Ints = NDArray[np.int64]
@@ -63,7 +63,8 @@ class RowPlan:
 
 
 class RowAttention(WholeLayers):
-    """Every row by itself, as `row_attention` takes it, but sequences of many queries, which torch takes one after the other."""
+    """Every row by itself, as `row_attention` takes it, but sequences of many queries over many rows, which torch takes one after
+    the other."""
 
     name = "numba"
 
@@ -79,7 +80,7 @@ class RowAttention(WholeLayers):
         assert isinstance(batch.rows, HostRows)
         use_torch_threads()
         starts, lengths = np.array(batch.query_starts), np.array(batch.rows.kv_lens)
-        are_many = (starts[1:] - starts[:-1] > MANY_QUERIES) & (pool.row.value_dim is None)
+        are_many = (starts[1:] - starts[:-1] > MANY_QUERIES) & (lengths > MANY_ROWS) & (pool.row.value_dim is None)
         alone = [sequence_plan(batch, int(b), self._dtype) for b in np.flatnonzero(are_many)]
         seen, widths = (NOTHING_SEEN, NO_WIDTHS) if batch.tree_mask is None else host_mask(batch.tree_mask)
         firsts, table = batch.rows.firsts_and_table()

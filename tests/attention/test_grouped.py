@@ -36,6 +36,7 @@ def small_limits() -> Iterator[None]:
         patch.setattr(grouped, "CALL", 25)
         patch.setattr(grouped, "MANY_QUERIES", 6)
         patch.setattr(rows, "MANY_QUERIES", 6)
+        patch.setattr(rows, "MANY_ROWS", 20)
         patch.setattr(grouped, "FEW_ROWS", 12)
         patch.setattr(grouped, "MANY_ROWS", 24)
         yield

@@ -36,10 +36,10 @@ def key_at(place: int, sequence: tuple) -> int:
 
 
 @njit(cache=True)
-def keys_seen(seen: np.ndarray, width: int, prefix: int, sequence: tuple, keys: np.ndarray) -> int:
-    """Fills the first of keys with those after the prefix that are seen, of so many; how many these are."""
+def keys_seen(seen: np.ndarray, first: int, width: int, prefix: int, sequence: tuple, keys: np.ndarray) -> int:
+    """Fills the first of keys with those after the prefix that are seen, from the first on of so many; how many these are."""
     count = 0
-    for column in range(width):
+    for column in range(first, width):
         if seen[column]:
             keys[count] = key_at(prefix + column, sequence)
             count += 1
@@ -99,16 +99,18 @@ def row_attention(
         lengths, seen_after = np.empty(num_rows, dtype=np.int64), np.empty((num_rows, seen.shape[1]), dtype=np.int64)
         for r in range(num_rows):
             prefix, width = int(prefixes[begin + r]), int(widths[begin + r])
-            lengths[r] = prefix + keys_seen(seen[rows[begin + r]], width, prefix, sequence, seen_after[r])
-        lowest, longest_prefix, longest = lows[begin], prefixes[begin], lengths[0]
+            num_unseen = max(0, int(lows[begin + r]) - prefix)
+            lengths[r] = prefix + keys_seen(seen[rows[begin + r]], num_unseen, width, prefix, sequence, seen_after[r])
+        lowest, longest_prefix, longest = min(lows[begin], prefixes[begin]), prefixes[begin], lengths[0]
         for r in range(1, num_rows):
-            lowest, longest = min(lowest, lows[begin + r]), max(longest, lengths[r])
+            lowest, longest = min(lowest, lows[begin + r], prefixes[begin + r]), max(longest, lengths[r])
             longest_prefix = max(longest_prefix, prefixes[begin + r])
         for start in range(lowest // BLOCK * BLOCK, longest, BLOCK):
             for place in range(start, min(start + BLOCK, longest_prefix)):
                 block[place - start] = key_at(place, sequence)
             for r in range(num_rows):
-                low, high, prefix = max(lows[begin + r], start), min(lengths[r], start + BLOCK), prefixes[begin + r]
+                prefix = prefixes[begin + r]
+                low, high = max(min(lows[begin + r], prefix), start), min(lengths[r], start + BLOCK)
                 if low >= high:
                     continue
                 keys = block[low - start : high - start]
