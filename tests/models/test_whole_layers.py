@@ -1,5 +1,6 @@
 """Layers that are one compiled function against the same ones part by part."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import checkpoints
@@ -9,6 +10,7 @@ from engines import load_target
 from torch import Tensor
 
 from eagle_rt.attention.rows import RowAttention
+from eagle_rt.batch import Batch, HostRows
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels.cpu.layer import layer
 from eagle_rt.kernels.cpu.product import product
@@ -68,6 +70,28 @@ def test_a_text_comes_out_the_same_whatever_else_is_read(tmp_path: Path, name: s
     target = whole_target(tmp_path, name, torch.bfloat16)
     together = logits_and_cache(target, [TOKENS[:7], TOKENS, TOKENS[5:]])[0]
     assert torch.equal(together[7 : 7 + len(TOKENS)], logits_and_cache(target, [TOKENS])[0])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "glm4-moe", MIXED])
+@torch.inference_mode()
+def test_a_prompt_comes_out_the_same_however_it_is_read(tmp_path: Path, name: str) -> None:
+    """Whole, in chunks, or from the prefix cache on, bit by bit in half precision."""
+    target = whole_target(tmp_path, name, torch.bfloat16)
+    text = torch.randint(6, checkpoints.VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(2)).tolist()
+
+    def hidden(*ends: int) -> Tensor:
+        whole_batch = text_batch([text], target.embedding.device)
+        pool = text_pool(whole_batch, target.spec.num_layers, target.spec.shape, target.embedding)
+        read = []
+        for start, end in pairwise((0, *ends, len(text))):
+            rows = torch.arange(start, end)
+            batch = Batch(torch.tensor(text[start:end]), rows, rows, (0, len(rows)), HostRows((end,), (range(end),)), None)
+            read.append(target.forward(batch, pool, RowAttention(torch.bfloat16)).hidden)
+        return torch.cat(read)
+
+    expected = hidden()
+    assert torch.equal(hidden(100), expected)
+    assert torch.equal(hidden(1, 63, 64, 230, 299), expected)
 
 
 def test_a_layer_is_compiled_once_for_each_precision(tmp_path: Path) -> None:
