@@ -5,6 +5,7 @@ from functools import partial
 
 from benchmarks.gpu_bench import Bench, Jobs, Rows
 from benchmarks.gpu_kernels import attention_row, expert_row, product_rows, small_kernel_rows, tiling_row
+from eagle_rt.cache.pool import RowShape
 from eagle_rt.kernels.experts import Mixing
 from eagle_rt.kernels.skinny import tile_for
 from eagle_rt.kernels.triton.tree_attention import Tiling
@@ -16,10 +17,20 @@ CUT_SHAPES = [(1, 512, 1), (1, 512, 32), (1, 8192, 1), (1, 8192, 32), (16, 1024,
 
 def attention(bench: Bench) -> Jobs:
     """Of one layer, against FlashInfer's and torch's."""
+    num_heads, num_kv_heads, head_dim = bench.heads
+    return attention_jobs(bench, num_heads, RowShape(num_kv_heads, head_dim))
+
+
+def latents(bench: Bench) -> Jobs:
+    """The same over latents, of GLM-4.7-Flash's shape."""
+    return attention_jobs(bench, 20, RowShape(1, 576, 512))
+
+
+def attention_jobs(bench: Bench, num_heads: int, kept: RowShape) -> Jobs:
     batch_sizes, lengths, nodes = ([1], [64], [8]) if bench.is_quick else ([1, 16], [1024, 8192, 16384], [32, 64, 1, 16])
 
     def attended(batch_size: int, context: int, num_nodes: int) -> Rows:
-        return [attention_row(bench.device, bench.models.dtype, bench.heads, [context] * batch_size, num_nodes)]
+        return [attention_row(bench.device, bench.models.dtype, num_heads, kept, [context] * batch_size, num_nodes)]
 
     return {
         f"batch {batch_size}, {context} rows, {num_nodes} nodes": partial(attended, batch_size, context, num_nodes)

@@ -74,34 +74,32 @@ def copy_rate(device: str, num_bytes: int) -> float:
     return 2 * num_bytes / seconds_of(lambda: target.copy_(source), device)
 
 
-def backends(device: str, dtype: torch.dtype) -> dict[str, AttentionBackend]:
+def backends(device: str, dtype: torch.dtype, kept: RowShape) -> dict[str, AttentionBackend]:
     found: dict[str, AttentionBackend] = {"triton": TritonAttention(), "torch": GroupedAttention(dtype)}
-    if device == "cuda" and importlib.util.find_spec("flashinfer"):
+    if device == "cuda" and not kept.value_dim and importlib.util.find_spec("flashinfer"):
         found["flashinfer"] = FlashInferAttention(wrappers_on(device))
     return found
 
 
 def attention_row(
-    device: str, dtype: torch.dtype, heads: tuple[int, int, int], lengths: list[int], num_nodes: int
+    device: str, dtype: torch.dtype, num_heads: int, kept: RowShape, lengths: list[int], num_nodes: int
 ) -> dict[str, Any]:
-    """Microseconds of one layer's attention with the plan made beforehand, and its error against torch in float32. Layers take
-    turns, so that no cache but the GPU's memory holds what is read."""
-    num_heads, num_kv_heads, head_dim = heads
+    """Microseconds of one layer's attention over such rows of the cache with the plan made beforehand, and its error against torch
+    in float32. Layers take turns, so that no cache but the GPU's memory holds what is read."""
     batch = tree_batch(lengths, num_nodes, device)
     num_slots = sum(lengths) + len(lengths) * num_nodes
-    layer_bytes = num_slots * 2 * num_kv_heads * head_dim * dtype.itemsize
+    layer_bytes = num_slots * kept.num_numbers * dtype.itemsize
     num_layers = max(1, min(16, LEAST_READ // layer_bytes)) if device == "cuda" else 1
     pool, precise = (
-        KVPool(layers, num_slots, RowShape(num_kv_heads, head_dim), precision, device)
-        for layers, precision in ((num_layers, dtype), (1, torch.float32))
+        KVPool(layers, num_slots, kept, precision, device) for layers, precision in ((num_layers, dtype), (1, torch.float32))
     )
     pool.storage.normal_()
     precise.storage.copy_(pool.storage[:1])
-    queries = torch.randn(len(batch.tokens), num_heads, head_dim, device=device).to(dtype)
+    queries = torch.randn(len(batch.tokens), num_heads, kept.head_dim, device=device).to(dtype)
     reference = ReferenceAttention(torch.float32)
     expected = reference.run(queries.float(), 0, reference.plan(batch, precise), None)
     row: dict[str, Any] = {"bytes": layer_bytes}
-    for name, backend in backends(device, dtype).items():
+    for name, backend in backends(device, dtype, kept).items():
         plan = backend.plan(batch, pool)
         error = (backend.run(queries, 0, plan, None).float() - expected).norm() / expected.norm()
         run = partial(run_layers, backend, queries, plan, num_layers)

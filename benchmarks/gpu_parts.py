@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 
 from benchmarks.gpu_bench import Bench, Jobs, Rows
-from benchmarks.gpu_kernel_parts import attention, experts, kernels, products, tilings
+from benchmarks.gpu_kernel_parts import attention, experts, kernels, latents, products, tilings
 from benchmarks.mixed_load import mixed_load
 from eagle_rt.bench.lossless import gaps_where_parted
 from eagle_rt.bench.sweep import Measurement, Setting, core_for, measure_once, rows
@@ -37,6 +37,8 @@ PARITY_TESTS = [
     "kernels/test_triton_tree_attention",
     "kernels/test_skinny_products",
     "kernels/test_experts",
+    "kernels/test_latents",
+    "kernels/test_delta_net",
     "kernels/test_narrow_weights",
     "engine/test_step_kernels",
     "engine/test_launching_on_gpu",
@@ -283,7 +285,7 @@ def transformers_rate(bench: Bench) -> Rows:
 PARTS: dict[str, Callable[[Bench], Jobs]] = {
     part.__name__: part
     for part in (
-        machine, exactness, contexts, sweep, profile, parity, attention, products, experts, start_up, load, peer, step_parts,
-        kernels, tilings,
+        machine, exactness, contexts, sweep, profile, parity, attention, latents, products, experts, start_up, load, peer,
+        step_parts, kernels, tilings,
     )
 }  # fmt: skip

@@ -21,7 +21,8 @@ def test_every_job_runs_and_none_runs_twice(tmp_path: Path, monkeypatch: pytest.
     assert set(results) == set(gpu.PARTS)
     exact = [outcome["rows"][0] for outcome in results["exactness"].values()]
     assert all(row.get("graph_equals_eager", True) and not row["gaps_where_different"] for row in exact)
-    assert all(outcome["rows"][0]["triton_error"] < 1e-5 for outcome in results["attention"].values())
+    attended = [outcome["rows"][0] for part in ("attention", "latents") for outcome in results[part].values()]
+    assert all(row["triton_error"] < 1e-5 for row in attended)
     loads = [outcome["rows"][0] for outcome in results["load"].values()]
     assert all(row["requests"] > 8 and row["ends"]["length"] and row["ends"]["abort"] for row in loads)
     assert not any(row["unanswered"] or row["missing_pages"] for row in loads)
