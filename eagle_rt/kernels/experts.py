@@ -1,6 +1,6 @@
 """Feed-forward parts of many experts, of which every token takes a few: which ones, and what they add (Shazeer et al., 2017, as
 Mixtral, Qwen3 and gpt-oss do it: each expert is a SwiGLU, or nearly one; or DeepSeek-AI, 2024, sections 2.1.2 and 2.3.3, as GLM
-does: chosen by sigmoids that balance, beside experts that all tokens share)."""
+and DeepSeek-V3 do: chosen by sigmoids that balance, beside experts that all tokens share)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

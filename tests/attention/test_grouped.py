@@ -164,7 +164,7 @@ def test_latents_at_once_equal_one_by_one(
     seen=st.lists(st.booleans(), min_size=0, max_size=24),
     row=st.sampled_from([RowShape(2, 48), RowShape(1, 96, 80)]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    window=st.sampled_from([None, 50]),
+    window=st.sampled_from([None, 50, 90]),
     seed=st.integers(0, 99),
 )
 @example(prefix=62, seen=[True, False, False, True, False], row=ROW, dtype=torch.float32, window=None, seed=0)

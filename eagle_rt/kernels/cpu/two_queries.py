@@ -4,6 +4,8 @@ The loops spell out vectors, for which numba has no words: left to itself the co
 of single numbers.
 """
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -41,6 +43,12 @@ def softmax(scores: np.ndarray, most: np.float32) -> tuple[np.float32, np.float3
 
 
 @njit(cache=True, fastmath=set(FLAGS))
+def scaled(numbers: np.ndarray, place: int, factor: np.float32) -> Any:
+    """The vector at a place, times a factor."""
+    return multiply(load(numbers, place), spread(factor))
+
+
+@njit(cache=True, fastmath=set(FLAGS))
 def read_query(queries: np.ndarray, place: int, scale: np.float32, even: np.ndarray, odd: np.ndarray) -> None:
     """Fills even, odd [P] with the numbers, scaled, of the pairs that begin at a place."""
     for i in range(0, len(even), LANES):
@@ -53,7 +61,7 @@ def read_query(queries: np.ndarray, place: int, scale: np.float32, even: np.ndar
 def write_output(even: np.ndarray, odd: np.ndarray, scale: np.float32, outputs: np.ndarray, place: int) -> None:
     """The other way round."""
     for i in range(0, len(even), LANES):
-        store_pairs(outputs, place + i, multiply(load(even, i), spread(scale)), multiply(load(odd, i), spread(scale)))
+        store_pairs(outputs, place + i, scaled(even, i, scale), scaled(odd, i, scale))
 
 
 @njit(cache=True, fastmath=set(FLAGS))
@@ -116,8 +124,8 @@ def add_vector(
 ) -> None:
     """`add_values` of a vector at a place, which lies at that offset from each key."""
     more = even.shape[1] + place
-    one_even, one_odd = multiply(load(even, place), spread(factors[0])), multiply(load(odd, place), spread(factors[0]))
-    other_even, other_odd = multiply(load(even, more), spread(factors[1])), multiply(load(odd, more), spread(factors[1]))
+    one_even, one_odd = scaled(even, place, factors[0]), scaled(odd, place, factors[0])
+    other_even, other_odd = scaled(even, more, factors[1]), scaled(odd, more, factors[1])
     for j, key in enumerate(keys):
         pairs = load(cache, key + offset)
         value_even, value_odd = first_of(pairs), second_of(pairs)
@@ -143,25 +151,26 @@ def add_two_vectors(
 ) -> None:
     """`add_vector` of two that lie side by side."""
     more = even.shape[1] + place
-    one_even, one_odd = multiply(load(even, place), spread(factors[0])), multiply(load(odd, place), spread(factors[0]))
-    other_even, other_odd = multiply(load(even, more), spread(factors[1])), multiply(load(odd, more), spread(factors[1]))
-    place_b, more_b = place + LANES, more + LANES
-    one_even_b, one_odd_b = multiply(load(even, place_b), spread(factors[0])), multiply(load(odd, place_b), spread(factors[0]))
-    other_even_b, other_odd_b = multiply(load(even, more_b), spread(factors[1])), multiply(load(odd, more_b), spread(factors[1]))
+    one_even, one_odd = scaled(even, place, factors[0]), scaled(odd, place, factors[0])
+    other_even, other_odd = scaled(even, more, factors[1]), scaled(odd, more, factors[1])
+    next_place, next_more = place + LANES, more + LANES
+    next_one_even, next_one_odd = scaled(even, next_place, factors[0]), scaled(odd, next_place, factors[0])
+    next_other_even, next_other_odd = scaled(even, next_more, factors[1]), scaled(odd, next_more, factors[1])
     for j, key in enumerate(keys):
         one, other = spread(weights[0, j]), spread(weights[1, j])
-        pairs, pairs_b = load(cache, key + offset), load(cache, key + offset + LANES)
+        pairs, next_pairs = load(cache, key + offset), load(cache, key + offset + LANES)
         value_even, value_odd = first_of(pairs), second_of(pairs)
         one_even, one_odd = add_product(one_even, one, value_even), add_product(one_odd, one, value_odd)
         other_even, other_odd = add_product(other_even, other, value_even), add_product(other_odd, other, value_odd)
-        value_even, value_odd = first_of(pairs_b), second_of(pairs_b)
-        one_even_b, one_odd_b = add_product(one_even_b, one, value_even), add_product(one_odd_b, one, value_odd)
-        other_even_b, other_odd_b = add_product(other_even_b, other, value_even), add_product(other_odd_b, other, value_odd)
+        value_even, value_odd = first_of(next_pairs), second_of(next_pairs)
+        next_one_even, next_one_odd = add_product(next_one_even, one, value_even), add_product(next_one_odd, one, value_odd)
+        next_other_even = add_product(next_other_even, other, value_even)
+        next_other_odd = add_product(next_other_odd, other, value_odd)
     store(even, place, one_even)
     store(odd, place, one_odd)
     store(even, more, other_even)
     store(odd, more, other_odd)
-    store(even, place_b, one_even_b)
-    store(odd, place_b, one_odd_b)
-    store(even, more_b, other_even_b)
-    store(odd, more_b, other_odd_b)
+    store(even, next_place, next_one_even)
+    store(odd, next_place, next_one_odd)
+    store(even, next_more, next_other_even)
+    store(odd, next_more, next_other_odd)
