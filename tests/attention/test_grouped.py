@@ -168,6 +168,7 @@ def test_latents_at_once_equal_one_by_one(
     seed=st.integers(0, 99),
 )
 @example(prefix=62, seen=[True, False, False, True, False], row=ROW, dtype=torch.float32, window=None, seed=0)
+@example(prefix=140, seen=[True] * 10, row=ROW, dtype=torch.float32, window=90, seed=0)
 def test_a_node_comes_out_as_if_its_path_were_text(
     prefix: int, seen: list[bool], row: RowShape, dtype: torch.dtype, window: int | None, seed: int
 ) -> None:
