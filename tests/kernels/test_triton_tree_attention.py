@@ -107,7 +107,8 @@ def test_any_shape(
     prefix_lens=st.lists(st.sampled_from([0, 1, 15, 17, 64, 130, 530]), min_size=1, max_size=3),
     num_queries=st.integers(1, 9),
     extra_columns=st.sampled_from([None, 0, 70]),
-    heads=st.sampled_from([1, 5, 20]),
+    group=st.sampled_from([1, 5, 20]),
+    kv_heads=st.integers(1, 2),
     dims=st.sampled_from([(48, 32), (96, 80), (40, 32)]),
     scattered=st.booleans(),
     seed=st.integers(0, 1000),
@@ -116,14 +117,15 @@ def test_latents_of_any_shape(
     prefix_lens: list[int],
     num_queries: int,
     extra_columns: int | None,
-    heads: int,
+    group: int,
+    kv_heads: int,
     dims: tuple[int, int],
     scattered: bool,
     seed: int,
 ) -> None:
     num_columns = None if extra_columns is None else num_queries + extra_columns
     batch = random_case(torch.Generator().manual_seed(seed), prefix_lens, num_queries, num_columns, scattered=scattered)
-    check(batch, heads=heads, kv_heads=1, head_dim=dims[0], value_dim=dims[1], dtype=torch.float32)
+    check(batch, heads=group * kv_heads, kv_heads=kv_heads, head_dim=dims[0], value_dim=dims[1], dtype=torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
