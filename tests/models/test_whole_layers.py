@@ -64,6 +64,15 @@ def test_every_family(tmp_path: Path, name: str, dtype: torch.dtype, monkeypatch
         assert not torch.equal(own, other), "the same numbers to the last bit would have come of the same code"
 
 
+def test_experts_of_the_best_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OVERRIDES, "glm4-moe", {"first_k_dense_replace": 0, "n_group": 4, "topk_group": 2})
+    target = whole_target(tmp_path, "glm4-moe", torch.float32)
+    whole = logits_and_cache(target, [TOKENS])
+    monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
+    for own, other in zip(whole, logits_and_cache(in_parts(target), [TOKENS]), strict=True):
+        torch.testing.assert_close(own, other, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("name", ["llama", "mixtral", "qwen3-moe", "glm4-moe", MIXED])
 def test_a_text_comes_out_the_same_whatever_else_is_read(tmp_path: Path, name: str) -> None:
     """Bit by bit, in half precision too: so a tree changes no token."""
