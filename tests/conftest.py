@@ -12,12 +12,24 @@ import pytest
 from quick_interpreter import quick_interpreter
 
 from eagle_rt.engine.load import BUILT_IN
+from eagle_rt.kernels import dispatch, head_products
+from eagle_rt.models import experts, linear
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _quick_interpreter() -> Iterator[None]:
     with quick_interpreter():
         yield
+
+
+@pytest.fixture
+def on_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, interpreted."""
+    monkeypatch.setattr(dispatch, "prefers_triton", lambda x: True)
+    monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
+    monkeypatch.setattr(linear, "product_with", lambda weight, bias, quantization: None)
+    monkeypatch.setattr(experts, "experts_with", lambda weights, mixing, quantization: None)
+    monkeypatch.setattr(head_products, "panel_heads", lambda weight: None)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from torch import Tensor
 from eagle_rt.kernels.products import takes_own_kernel
 
 if TYPE_CHECKING:  # not everywhere is numba installed
-    from eagle_rt.kernels.cpu.head_product import PanelHeads
+    from eagle_rt.kernels.panel_heads import PanelHeads
 
 
 class HeadProducts:
@@ -31,6 +31,6 @@ def panel_heads(weight: Tensor) -> "PanelHeads | None":
     """W laid out for our kernel for CPUs, where that serves."""
     if not takes_own_kernel(weight):
         return None
-    from eagle_rt.kernels.cpu.head_product import PanelHeads, fill_panels  # not everywhere is numba installed
+    from eagle_rt.kernels.panel_heads import PanelHeads, fill_panels  # not everywhere is numba installed
 
     return PanelHeads(weight) if fill_panels(weight) else None

@@ -14,7 +14,6 @@ from eagle_rt.engine.build import build_core
 from eagle_rt.engine.load import model_info, num_weights, require_room
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.kernels import dispatch
-from eagle_rt.models import experts, linear
 from eagle_rt.models.spec import model_spec, read_config
 
 PROMPTS = random_prompts(4, seed=8, longest=24)
@@ -28,15 +27,6 @@ def experts_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 @pytest.fixture(scope="module")
 def one_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.write_target(tmp_path_factory.mktemp("experts"), "qwen3-moe")
-
-
-@pytest.fixture
-def on_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, interpreted."""
-    monkeypatch.setattr(dispatch, "prefers_triton", lambda x: True)
-    monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
-    monkeypatch.setattr(linear, "product_with", lambda weight, bias, quantization: None)
-    monkeypatch.setattr(experts, "experts_with", lambda weights, mixing, quantization: None)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -19,9 +19,7 @@ from eagle_rt.attention.rows import RowAttention
 from eagle_rt.engine.build import build_core
 from eagle_rt.engine.load import model_info, num_weights
 from eagle_rt.engine.params import SamplingParams
-from eagle_rt.kernels import dispatch, head_products
 from eagle_rt.kernels.products import takes_own_kernel
-from eagle_rt.models import experts, linear
 from eagle_rt.models.reading import text_batch, text_pool
 from eagle_rt.models.spec import model_spec, read_config
 from eagle_rt.train.fit import head_config
@@ -65,16 +63,6 @@ def test_own_layers_draft_for_sampled_texts(tmp_path: Path) -> None:
     core = make_core(target, None, (3, 2, 6), speculative_algorithm="NEXTN", speculative_draft_model_path=None)
     assert core.runner.stepper.drafter.pool.storage.shape[2:] == (1, 1, 48), "its cache keeps latents, too"
     assert run(core, PROMPTS, SETTINGS) == run(make_core(target), PROMPTS, SETTINGS)
-
-
-@pytest.fixture
-def on_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, interpreted."""
-    monkeypatch.setattr(dispatch, "prefers_triton", lambda x: True)
-    monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
-    monkeypatch.setattr(linear, "product_with", lambda weight, bias, quantization: None)
-    monkeypatch.setattr(experts, "experts_with", lambda weights, mixing, quantization: None)
-    monkeypatch.setattr(head_products, "panel_heads", lambda weight: None)
 
 
 @pytest.mark.usefixtures("on_gpu_kernels")

@@ -23,7 +23,6 @@ from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import model_info, num_weights
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.kernels import dispatch
-from eagle_rt.models import linear
 from eagle_rt.models.spec import model_spec, read_config
 from eagle_rt.tree.draft_tree import ancestor_mask
 
@@ -68,14 +67,6 @@ def test_in_torch_alone(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
     expected = run(make_core(pair[0]), PROMPTS, settings)
     monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
     assert run(make_drafting(pair), PROMPTS, settings) == expected
-
-
-@pytest.fixture
-def on_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, interpreted."""
-    monkeypatch.setattr(dispatch, "prefers_triton", lambda x: True)
-    monkeypatch.setattr(dispatch, "HAS_NUMBA", False)
-    monkeypatch.setattr(linear, "product_with", lambda weight, bias, quantization: None)
 
 
 @pytest.mark.usefixtures("on_gpu_kernels")
