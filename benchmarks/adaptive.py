@@ -1,7 +1,8 @@
-"""Adaptive trees against none and against fixed ones; coupled drafts against uncoupled ones; what choosing costs.
+"""Adaptive trees against none and against fixed ones; with what texts repeat and without; coupled drafts against uncoupled ones;
+what choosing costs.
 
-`python benchmarks/adaptive.py points --dataset-dir PROMPTS`, or `switch`, `coupling`, `overhead`. Prints a table, writes JSON.
-All that is compared takes turns in one process.
+`python benchmarks/adaptive.py points --dataset-dir PROMPTS`, or `switch`, `ngram`, `coupling`, `overhead`. Prints a table, writes
+JSON. All that is compared takes turns in one process.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from eagle_rt.engine.params import SamplingParams
 from eagle_rt.speculate.policy import DraftPlan
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
-HOSTILE = "hostile"
+HOSTILE, ASKED_AGAIN = "hostile", "asked_again"
 HALF_SECOND = 0.5
 # Prompts of a load that switches are cut to so many tokens, so that reading those of many requests takes little of a phase.
 SHORT_PROMPT = 32
@@ -225,6 +226,42 @@ def means(phases: list[list[float]]) -> list[float]:
     return [round(statistics.mean(values), 2) for values in zip(*phases, strict=True)]
 
 
+def ngram(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, models: LoadedModels) -> list[dict[str, Any]]:
+    """Tokens per second of none, of trees of the head alone, and of those with what texts repeat. Each prompt of the data set
+    `asked_again` is one of gsm8k, the reply to it, and the same once more."""
+    rows = []
+    for batch_size in args.batch_size:
+        plain, drafting = Setting(batch_size, NO_SPECULATION), Setting(batch_size, tree_shape(args.bounds), is_adaptive=True)
+        cores = {name: core_for(models, replace(config, speculative_ngram=name), drafting) for name in ("off", "auto")}
+        cores = {"none": core_for(models, config, plain), **cores}
+        for dataset in args.datasets:
+            count = max(args.least_prompts, args.prompts_per_slot * batch_size)
+            prompts = workload(dataset.replace(ASKED_AGAIN, "gsm8k"), args, info, count).prompts
+            if dataset == ASKED_AGAIN:
+                replies = run_to_end(cores["none"], prompts, [SamplingParams(temperature=0, max_new_tokens=64)] * len(prompts))
+                prompts = [[*prompt, *reply, *prompt] for prompt, reply in zip(prompts, replies, strict=True)]
+            for temperature in args.temperatures:
+                sampling = SamplingParams(temperature=temperature, seed=args.seed, max_new_tokens=args.max_new_tokens)
+                for core in cores.values():
+                    settle(core, prompts, len(prompts), sampling, args.settle_seconds / 2)
+                rounds = quiet_rounds(list(cores.values()), prompts, sampling, args.repeats, args.most_stolen)
+                of_each = zip(*(own.rates for own in rounds), strict=True)
+                rates = {name: statistics.harmonic_mean(own) for name, own in zip(cores, of_each, strict=True)}
+                rows.append(
+                    {
+                        "batch_size": batch_size,
+                        "dataset": dataset,
+                        "temperature": temperature,
+                        **{name: round(rate, 1) for name, rate in rates.items()},
+                        "auto_over_off": round(rates["auto"] / rates["off"], 3),
+                        "accepted": [round(own.mean_accepted_tokens, 2) for own in rounds[-1].metrics],
+                        "rounds": [[round(rate, 1) for rate in own.rates] for own in rounds],
+                    }
+                )
+                print(rows[-1], flush=True)
+    return rows
+
+
 def coupling(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, models: LoadedModels) -> list[dict[str, Any]]:
     """Mean accepted tokens: greedy, and sampled with uncoupled and coupled drafts, and how much of the gap the coupling closes."""
     rows = []
@@ -311,7 +348,7 @@ def tree_shape(text: str) -> TreeShape:
 
 
 def main() -> None:
-    parts = {"points": points, "switch": switch, "coupling": coupling, "overhead": overhead}
+    parts = {"points": points, "switch": switch, "ngram": ngram, "coupling": coupling, "overhead": overhead}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=list(parts))
     parser.add_argument("--datasets", nargs="+", default=["gsm8k", "mt_bench", HOSTILE])

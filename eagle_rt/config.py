@@ -8,6 +8,7 @@ ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN")
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 COUPLINGS = ("auto", "off")
+NGRAMS = ("auto", "off")
 PREFILL_DELAYS = ("auto", "on", "off")
 FIT_CHECKS = ("off", "warn", "auto")
 
@@ -108,6 +109,13 @@ class EngineConfig:
         "changes no token. off: by the head's probabilities alone.",
         "auto",
         choices=list(COUPLINGS),
+    )
+    speculative_ngram: str = option(
+        "speculation",
+        "auto: adaptive trees draft what the text has said before after the same tokens, too, beside what the head does or in its "
+        "place, where that pays; but not in captured steps. off: the head alone drafts.",
+        "auto",
+        choices=list(NGRAMS),
     )
     speculative_score_sharpness: float = option(
         "speculation",
@@ -232,6 +240,8 @@ class EngineConfig:
         require(algorithm in (None, *ALGORITHMS), "speculative_algorithm", algorithm, f"one of {', '.join(ALGORITHMS)}")
         coupling = self.speculative_coupling
         require(coupling in COUPLINGS, "speculative_coupling", coupling, f"one of {', '.join(COUPLINGS)}")
+        ngram = self.speculative_ngram
+        require(ngram in NGRAMS, "speculative_ngram", ngram, f"one of {', '.join(NGRAMS)}")
         for name, known in (("quantization", QUANTIZATIONS), ("speculative_draft_model_quantization", DRAFT_QUANTIZATIONS)):
             require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
         require(self.speculative_tree in TREES, "speculative_tree", self.speculative_tree, f"one of {', '.join(TREES)}")

@@ -22,6 +22,7 @@ from eagle_rt.resolve import resolve_device, resolve_tree
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.compiled import compile_all
+from eagle_rt.speculate.copies import CopyBook
 from eagle_rt.speculate.costs import StepCosts
 
 # Alone and beside a shorter one: these make up most of the ways in which `tree_attention` cuts the reading of prompts.
@@ -93,4 +94,5 @@ def size_trees(core: EngineCore, config: EngineConfig, costs: StepCosts | None, 
     compile_all()
     estimator = AcceptanceEstimator(core.runner.tree_shape.num_steps, weights)
     stepper.policy = AdaptivePolicy(costs, estimator, config.speculative_disable_by_batch_size)
+    stepper.copies = CopyBook() if config.speculative_ngram == "auto" else None
     return notes

@@ -16,13 +16,13 @@ import numpy as np
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator, Calibration, Drift, VerifiedNodes
 from eagle_rt.speculate.compiled import CHILD_PRICES, MORE_NODES, grown, learn_children, surprises_of, worth_verifying
-from eagle_rt.speculate.costs import Conditions, StepCosts
+from eagle_rt.speculate.costs import Conditions, Observation, StepCosts
 from eagle_rt.speculate.drafters import LEVELS_OF_A_LESSON, Decision, DrafterChoice
-from eagle_rt.speculate.forest import Candidates, Ints
-from eagle_rt.speculate.members import MembersBook
-from eagle_rt.speculate.policy import RESTING, DraftPlan, Rests, StepRecord
-from eagle_rt.speculate.prices import PriceBook, RecentSteps, Verified
-from eagle_rt.speculate.promises import FIRST_CHANCES, promises_of
+from eagle_rt.speculate.forest import Candidates, Floats, Ints
+from eagle_rt.speculate.members import MembersBook, conditions_of
+from eagle_rt.speculate.policy import RESTING, DraftPlan, Rests, StepRecord, bounds_of
+from eagle_rt.speculate.prices import Price, PriceBook, RecentSteps, Verified
+from eagle_rt.speculate.promises import FIRST_CHANCES, promises_of, utilities_at
 from eagle_rt.speculate.sequences import HostSequence
 
 # Of the steps with drafts, after the first ones, one in so many teaches what nodes are worth, which takes time itself; but
@@ -37,6 +37,8 @@ NUM_UNSETTLED = 16
 MOST_LOST = 4.0
 # Where more of a step than this goes into rows that the head had missed, nothing is learned of what steps take.
 MOST_READING = 0.15
+# Beside a copy that is wrong more often a head is worth asking in any case.
+MOST_MISSES = 0.5
 
 
 class AdaptivePolicy:
@@ -87,6 +89,39 @@ class AdaptivePolicy:
         self.prices.steps(self._last.conditions).add_rests(count, sum(ms for _, ms in rests.steps))
         self.choice.stay.add_steps(sum(size for size, _ in rests.steps))
         self.choice.allow_tries(price.plain_ms, count)
+
+    @property
+    def least_chance(self) -> float:
+        return self._last.price.least_node if self._last else 0.0
+
+    def leaves_to_copies(self, sequences: Sequence[HostSequence], misses: Floats) -> bool:
+        """A head's tree gains something only where the copy is wrong."""
+        if misses.min() > MOST_MISSES:
+            return False
+        price = self._price(sequences)
+        utilities = utilities_at(price, self.book.of(sequences).histories)
+        return float(misses @ np.maximum(0.0, utilities)) <= price.starts[-1]
+
+    def keep_copies(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, kept: Ints) -> Ints:
+        """Those that pay beside what is verified in any case."""
+        batch_size, count = len(sequences), len(kept)
+        if self._max_batch_size is not None and batch_size > self._max_batch_size:
+            return owners[:0]
+        limits = bounds_of(tuple(sequence.bounds for sequence in sequences)).most_drafts
+        if count:
+            limits = limits - np.bincount(kept, minlength=batch_size)
+        prices = self._price(sequences).verify(count + len(chances))
+        return worth_verifying(chances, owners, limits, prices[count:], False)[0]
+
+    def _price(self, sequences: Sequence[HostSequence]) -> Price:
+        """Of steps that were decided on last, if they had as many sequences."""
+        last = self._last
+        if last and last.conditions.batch_size == len(sequences):
+            return last.price
+        return self.prices.last(conditions_of(sequences))
+
+    def learn_copied(self, sequences: Sequence[HostSequence], observation: Observation) -> None:
+        self.costs.correct(observation, conditions_of(sequences))
 
     def forget(self, sequence_id: str) -> None:
         if self.book.forget(sequence_id):

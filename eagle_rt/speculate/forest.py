@@ -37,7 +37,7 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.owners)
 
-    def __getitem__(self, chosen: Ints | Bools) -> "Candidates":
+    def __getitem__(self, chosen: Ints | Bools | slice) -> "Candidates":
         return Candidates(*(column[chosen] for column in self.columns))
 
     @property

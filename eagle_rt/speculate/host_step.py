@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.batch import slots_at
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.decoder import Decoder
+from eagle_rt.speculate.copies import NO_CANDIDATES, NOTHING, Copy, CopyBook, with_copies
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Candidates, Choose, Floats, Ints, PackedTrees, pack
 from eagle_rt.speculate.host_drafter import Draft, HostDrafter
@@ -42,6 +43,17 @@ class Drafted:
     trees: PackedTrees
     nodes: Candidates
     has_chances: bool
+
+    @classmethod
+    def of(cls, sequences: Sequence[HostSequence], nodes: Candidates, kept: Ints, has_chances: bool) -> "Drafted":
+        """Those of the nodes that have these numbers."""
+        roots, chosen = np.array([sequence.text[-1] for sequence in sequences]), nodes[kept]
+        return cls(pack(roots, chosen, kept), chosen, has_chances)
+
+    @property
+    def counts(self) -> list[int]:
+        """[B] how many drafts were verified of each sequence."""
+        return [stop - first - 1 for first, stop in pairwise(self.trees.starts)]
 
 
 @dataclass(frozen=True)
@@ -118,8 +130,11 @@ def plain_step(
 class HostStepper:
     """Everything that such a step is made with.
 
-    simulated_length: make up what is accepted, so many tokens a step; for benchmarks only.
+    simulated_length: make up what is accepted, so many tokens a step; for benchmarks only. copies: what texts have said before is
+    drafted, too, if there is such a book.
     """
+
+    copies: CopyBook | None = None
 
     def __init__(
         self,
@@ -149,18 +164,52 @@ class HostStepper:
         """
         begin = time.perf_counter()
         self._pauses[self._has_drafted].end(begin)
+        copies = self.copies.of(sequences, self.policy.least_chance) if self.copies else []
         plan: DraftPlan = RESTING
-        if not self.policy.rests(len(sequences)):
+        if not self.policy.rests(len(sequences)) and not (copies and self._leaves_to(copies, sequences)):
             rows = [self.drafter.rows[sequence.id] for sequence in sequences]
-            sequences = [replace(own, bounds=None) if row.is_lost else own for own, row in zip(sequences, rows, strict=True)]
+            own = [replace(own, bounds=None) if row.is_lost else own for own, row in zip(sequences, rows, strict=True)]
             self.policy.learn_rests(Rests(list(self._rests), self._between_ms(has_drafted=False)))
             self._rests.clear()
-            plan = self.policy.begin(sequences, [row.num_waiting for row in rows])
-        self._has_drafted = bool(plan.drafters)
-        outcome = self._draft(sequences, sampling, plan, begin, mark) if plan.drafters else self._rest(sequences, sampling, mark)
+            plan = self.policy.begin(own, [row.num_waiting for row in rows])
+        alone = self._copies_alone(sequences, copies) if copies and not plan.drafters else None
+        self._has_drafted = bool(plan.drafters or alone)
+        if plan.drafters:
+            outcome = self._draft(sequences, sampling, plan, copies, begin, mark)
+        elif alone:
+            outcome = self._copy(sequences, sampling, alone, mark)
+        else:
+            outcome = self._rest(sequences, sampling, mark)
         self._pauses[self._has_drafted].begin(time.perf_counter())
         mark("accept")
         return outcome
+
+    def _leaves_to(self, copies: list[Copy], sequences: list[HostSequence]) -> bool:
+        """Whether no head need draft beside them."""
+        misses = np.ones(len(sequences))
+        for copy in copies:
+            misses[copy.owner] -= copy.chances[0]
+        return self.policy.leaves_to_copies(sequences, misses)
+
+    def _copies_alone(self, sequences: list[HostSequence], copies: list[Copy]) -> Drafted | None:
+        """What is worth verifying where no head drafts; None if nothing is."""
+        owners = np.array([copy.owner for copy in copies]).repeat([len(copy.tokens) for copy in copies])
+        kept = self.policy.keep_copies(sequences, np.concatenate([copy.chances for copy in copies]), owners, NOTHING)
+        if not len(kept):
+            return None
+        return Drafted.of(sequences, with_copies(NO_CANDIDATES, NOTHING, copies), kept, self.policy.has_chances)
+
+    def _copy(
+        self, sequences: list[HostSequence], sampling: SamplingBatch, drafted: Drafted, mark: Callable[[str], None]
+    ) -> HostOutcome:
+        """A step in which no head drafts, but what the texts themselves have said is verified."""
+        if has_read := self.drafter.rows.is_due and self._read_on(sequences):
+            mark("extend")
+        start = time.perf_counter()
+        paths, tokens, logits = self._verify_and_keep(sequences, sampling, drafted.trees, mark)
+        ms, batch_size = 1000 * (time.perf_counter() - start), len(sequences)
+        self.policy.learn_copied(sequences, Observation("verify", batch_size, len(drafted.trees.owners), ms))
+        return HostOutcome(tokens, drafted.counts, [False] * batch_size, has_read, logits, paths, drafted)
 
     def _rest(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
         """A step without drafts."""
@@ -177,29 +226,43 @@ class HostStepper:
         return HostOutcome([[token] for token in tokens], [0] * batch_size, [False] * batch_size, has_read, logits, ones)
 
     def _draft(
-        self, sequences: list[HostSequence], sampling: SamplingBatch, plan: DraftPlan, begin: float, mark: Callable[[str], None]
+        self,
+        sequences: list[HostSequence],
+        sampling: SamplingBatch,
+        plan: DraftPlan,
+        copies: list[Copy],
+        begin: float,
+        mark: Callable[[str], None],
     ) -> HostOutcome:
-        """As the plan wants. begin: of the step, in seconds of the clock."""
+        """As the plan wants, and with what else the texts themselves have said. begin: of the step, in seconds of the clock."""
         start = time.perf_counter()
         asking_ms = 1000 * (start - begin)
-        root_tokens = np.array([sequence.text[-1] for sequence in sequences])
         draft = self.drafter.draft(sequences, sampling, plan, start, mark)
-        kept = plan.keep(draft.candidates)
-        nodes = draft.candidates[kept]
-        trees = pack(root_tokens, nodes, kept)
+        nodes, kept, num_own = draft.candidates, plan.keep(draft.candidates), len(draft.candidates)
+        if copies:
+            nodes = with_copies(nodes, kept, copies)
+            copied = nodes[num_own:]
+            more = self.policy.keep_copies(sequences, copied.values, copied.owners, nodes.owners[kept])
+            kept = np.concatenate((kept, num_own + more))
+        drafted = Drafted.of(sequences, nodes, kept, self.policy.has_chances)
         mark("draft")
 
+        paths, tokens, logits = self._verify_and_keep(sequences, sampling, drafted.trees, mark)
+        verify_ms = 1000 * (time.perf_counter() - draft.end) + self._choosing[False].ms
+        learning_ms = self._learn(plan, draft, kept, drafted.trees, paths, verify_ms)
+        self._choosing[plan.teaches].add(asking_ms + learning_ms)
+        return HostOutcome(tokens, drafted.counts, draft.is_broken.tolist(), True, logits, paths, drafted)
+
+    def _verify_and_keep(
+        self, sequences: list[HostSequence], sampling: SamplingBatch, trees: PackedTrees, mark: Callable[[str], None]
+    ) -> tuple[list[list[int]], list[list[int]], Tensor]:
+        """The rows of what is accepted of each tree, the tokens that it gains, and the logits [T, V] of all rows."""
         choose, logits, features = self._verify(sequences, sampling, trees)
         length = self._simulated_length
         paths, tokens = trees.walk(choose) if length is None else simulated_paths(trees, choose, length)
         mark("verify")
         self._keep(sequences, trees, paths, features)
-        verify_ms = 1000 * (time.perf_counter() - draft.end) + self._choosing[False].ms
-        learning_ms = self._learn(plan, draft, kept, trees, paths, verify_ms)
-        self._choosing[plan.teaches].add(asking_ms + learning_ms)
-        num_drafted = [stop - first - 1 for first, stop in zip(trees.starts, trees.starts[1:], strict=False)]
-        drafted = Drafted(trees, nodes, self.policy.has_chances)
-        return HostOutcome(tokens, num_drafted, draft.is_broken.tolist(), True, logits, paths, drafted)
+        return paths, tokens, logits
 
     def must_read(self, sequence_id: str) -> bool:
         """Whether too much waits for the head, so that it has to read this text though nothing drafts."""
@@ -223,6 +286,8 @@ class HostStepper:
         """A sequence has left."""
         self.drafter.rows.forget(sequence_id)
         self.policy.forget(sequence_id)
+        if self.copies:
+            self.copies.forget(sequence_id)
 
     def _verify(
         self, sequences: list[HostSequence], sampling: SamplingBatch, trees: PackedTrees
@@ -271,18 +336,21 @@ class HostStepper:
     def _learn(
         self, plan: DraftPlan, draft: Draft, kept: Ints, trees: PackedTrees, paths: list[list[int]], verify_ms: float
     ) -> float:
-        """The milliseconds that it takes."""
+        """From what the head has drafted, and what that alone would have gained. The milliseconds that it takes."""
         start = time.perf_counter()
         parts = [*draft.observations, Observation("verify", len(paths), len(trees.owners), verify_ms)]
+        is_own = kept < len(draft.candidates)
+        rows, copied = trees.rows_of_chosen[is_own], set(trees.rows_of_chosen[~is_own].tolist())
+        num_gained = sum(next((count for count, row in enumerate(path) if row in copied), len(path)) for path in paths)
 
         def labels() -> Floats:
             is_accepted = np.zeros(len(trees.owners))
             is_accepted[list(chain.from_iterable(paths))] = 1.0
-            return is_accepted[trees.rows_of_chosen]
+            return is_accepted[rows]
 
         between_ms = self._between_ms(has_drafted=True)
         teaching_ms = max(0.0, self._choosing[True].ms - self._choosing[False].ms)
-        plan.learn(StepRecord(draft.candidates, kept, labels, sum(map(len, paths)), parts, between_ms, teaching_ms))
+        plan.learn(StepRecord(draft.candidates, kept[is_own], labels, num_gained, parts, between_ms, teaching_ms))
         return 1000 * (time.perf_counter() - start)
 
     def _between_ms(self, *, has_drafted: bool) -> float:

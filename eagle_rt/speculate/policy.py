@@ -121,6 +121,25 @@ class TreePolicy(Protocol):
         without the head's rows is of no use to it. is_sampled: its temperature is above 0."""
         ...
 
+    @property
+    def least_chance(self) -> float:
+        """Nodes of which none is likelier to be accepted are not worth verifying by themselves."""
+        ...
+
+    def leaves_to_copies(self, sequences: Sequence[HostSequence], misses: Floats) -> bool:
+        """Asked before each step with copies: whether no head need draft beside them. misses: [B] how likely the first token of
+        each one's copy is to be wrong, 1 where there is none."""
+        ...
+
+    def keep_copies(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, kept: Ints) -> Ints:
+        """The places, ascending, of those copied nodes that the target verifies; with each those of its sequence that are likelier.
+        kept: the owners of the nodes that are verified in any case."""
+        ...
+
+    def learn_copied(self, sequences: Sequence[HostSequence], observation: Observation) -> None:
+        """What the verifying of copies alone took."""
+        ...
+
     def forget(self, sequence_id: str) -> None:
         """A sequence has left."""
         ...
@@ -171,7 +190,7 @@ class FixedPolicy:
     max_batch_size: larger batches are not drafted for.
     """
 
-    has_chances, calibration = False, None
+    has_chances, calibration, least_chance = False, None, 0.0
 
     def __init__(self, max_batch_size: int | None) -> None:
         self._max_batch_size = max_batch_size
@@ -187,6 +206,15 @@ class FixedPolicy:
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         return FixedPlan(sequences)
+
+    def leaves_to_copies(self, sequences: Sequence[HostSequence], misses: Floats) -> bool:
+        return False
+
+    def keep_copies(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, kept: Ints) -> Ints:
+        return owners[:0]
+
+    def learn_copied(self, sequences: Sequence[HostSequence], observation: Observation) -> None:
+        pass
 
     def forget(self, sequence_id: str) -> None:
         pass

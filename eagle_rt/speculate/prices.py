@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -31,6 +32,9 @@ LONGEST_STEP, FIRST_LENGTH = 1.5, 2.0
 # What a sequence costs once is spread over the steps for which it still stays: this share of the mean stay, which begins as that of
 # a few sequences with so many steps, and remembers so many of the latest.
 SHARE_LEFT, FIRST_STAY, NUM_FIRST_STAYS, STAY_MEMORY = 0.5, 32.0, 4.0, 0.98
+
+# Of up to so many nodes the least that one costs is looked for.
+NODES_OF_LEAST = 64
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,12 @@ class Price:
     def verify(self, count: int) -> Floats:
         """[count + 1] of verifying 0, 1, ... nodes."""
         return self.lists.up_to(count)[0, : count + 1]
+
+    @cached_property
+    def least_node(self) -> float:
+        """The least that a node costs, of any number of them."""
+        prices = self.verify(NODES_OF_LEAST)
+        return float(((prices[1:] - prices[0]) / np.arange(1, len(prices))).min())
 
     def level(self, count: int) -> Floats:
         """[count + 1] of another level below 0, 1, ... nodes."""

@@ -1,0 +1,172 @@
+"""What a text has said before after the tokens that it now ends with: drafts that no head makes, and that cost no more than their
+verification.
+
+Source: prompt lookup decoding (Saxena, 2023). Here it is one more branch of the head's tree, and how likely its tokens are to be
+accepted is learned, from how many tokens before them are the same.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from eagle_rt.kernels.compiled import compiled
+from eagle_rt.speculate.forest import Candidates, Floats, Ints, joined
+from eagle_rt.speculate.sequences import HostSequence
+
+# Matches of so many tokens are told apart, by the first of these that is no less; longer ones count as of the last.
+LENGTHS = np.array([1, 2, 3, 4, 6, 9, 14, 22, 32])
+# Chances of the next token after such matches, before any were seen.
+FIRST_CHANCES = np.array([0.15, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.9, 0.95])
+# How many of the latest copies of a text are remembered, and of all texts, about; and for how many of its own those of all count.
+OWN_MEMORY, COMMON_MEMORY, COMMON_WEIGHT = 1.0 - 1.0 / 16, 1.0 - 1.0 / 128, 4.0
+NOTHING: Ints = np.zeros(0, dtype=np.int64)
+NO_CANDIDATES = Candidates(NOTHING, NOTHING, NOTHING, NOTHING, *[NOTHING.astype(np.float64)] * 3)
+
+
+class Copy(NamedTuple):
+    """What may follow the text of sequence number `owner`. chances: of each of the tokens to be accepted, and `given` those before
+    it were."""
+
+    owner: int
+    tokens: Ints
+    given: Floats
+    chances: Floats
+
+
+@compiled
+def kind_of(length: int) -> int:
+    """Which of LENGTHS a match counts as."""
+    kind = 0
+    while length > LENGTHS[kind] and kind + 1 < len(LENGTHS):
+        kind += 1
+    return kind
+
+
+@compiled
+def longest_match(text: Ints) -> tuple[int, int]:
+    """How many of the last tokens of a text stand somewhere before, at most the last of LENGTHS, and the place of what follows
+    them there: the latest one of the longest."""
+    count = len(text)
+    most, following = 0, count
+    for end in range(count - 1, 0, -1):
+        length = 0
+        while length < end and length < LENGTHS[-1] and text[end - 1 - length] == text[count - 1 - length]:
+            length += 1
+        if length > most:
+            most, following = length, end
+            if most == LENGTHS[-1]:
+                break
+    return most, following
+
+
+@compiled
+def learn(said: Ints, length: int, before: Ints, seen: Floats, common: Floats) -> None:
+    """How many of the tokens copied `before`, after a match of that length, have been said since: up to the first that was not."""
+    for number in range(min(len(said), len(before))):
+        kind, is_right = kind_of(length + number), said[number] == before[number]
+        for counts, memory in ((seen, OWN_MEMORY), (common, COMMON_MEMORY)):
+            counts[0, kind] = memory * counts[0, kind] + (1.0 if is_right else 0.0)
+            counts[1, kind] = memory * counts[1, kind] + 1.0
+        if not is_right:
+            break
+
+
+@compiled
+def copied(
+    text: Ints, num_known: int, length: int, before: Ints, most_tokens: int, least_chance: float, seen: Floats, common: Floats
+) -> tuple[int, Ints, Floats, Floats]:
+    """(length of the match, tokens that followed it, the chance of each given those before it, and of each) for up to so many, and
+    as long as they are so likely.
+
+    num_known, length, before: how much of the text there was when it was copied last, and what came of that. seen, common: [2,
+    len(LENGTHS)] how many tokens of this text and of all were right after matches of each length, and how many there were; both
+    learn. A copy that comes to the end of the text goes on with what it has copied.
+    """
+    learn(text[num_known:], length, before, seen, common)
+    length, following = longest_match(text)
+    tokens, given, chances = np.empty(most_tokens, dtype=np.int64), np.empty(most_tokens), np.empty(most_tokens)
+    count, chance = 0, 1.0
+    while length and count < most_tokens:
+        place, kind = following + count, kind_of(length + count)
+        right = seen[0, kind] + COMMON_WEIGHT * common[0, kind] / common[1, kind]
+        given[count] = right / (seen[1, kind] + COMMON_WEIGHT)
+        tokens[count] = text[place] if place < len(text) else tokens[place - len(text)]
+        chance *= given[count]
+        chances[count] = chance
+        if chance < least_chance:
+            break
+        count += 1
+    # One more than are likely enough is learned from.
+    return length, tokens[: count + 1], given[:count], chances[:count]
+
+
+class CopiedText:
+    """A text as it was when it was copied last, what was copied, and how much of what was copied before was right."""
+
+    def __init__(self) -> None:
+        self._seen = np.zeros((2, len(LENGTHS)))
+        self._tokens, self._count = np.empty(256, dtype=np.int64), 0
+        self._length, self._copied = 0, NOTHING
+
+    def copy(self, text: list[int], most_tokens: int, least_chance: float, common: Floats) -> tuple[Ints, Floats, Floats]:
+        """What may follow the text now, and the chances of that."""
+        count, num_known = len(text), self._count
+        if count > len(self._tokens):
+            self._tokens = np.concatenate((self._tokens[:num_known], np.empty(2 * count - num_known, dtype=np.int64)))
+        self._tokens[num_known:count] = text[num_known:]
+        self._count, known = count, (num_known, self._length, self._copied)
+        limits = most_tokens, least_chance
+        self._length, self._copied, given, chances = copied(self._tokens[:count], *known, *limits, self._seen, common)
+        return self._copied[: len(chances)], given, chances
+
+
+class CopyBook:
+    """Copies for all sequences. What they turn out to be is learned from the texts alone, whether they were verified or not."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, CopiedText] = {}
+        # [2, len(LENGTHS)] as in `copied`, for greedy and for sampled sequences.
+        first = COMMON_WEIGHT * np.stack((FIRST_CHANCES, np.ones_like(FIRST_CHANCES)))
+        self._common = {is_sampled: first.copy() for is_sampled in (False, True)}
+        CopiedText().copy([0], 0, 0.0, first)  # compiled now rather than in the first step
+
+    def of(self, sequences: Sequence[HostSequence], least_chance: float) -> list[Copy]:
+        """Of those that may draft, and that end as something before: no more tokens than their trees may have, and none that is
+        less likely to be accepted."""
+        copies = []
+        for owner, sequence in enumerate(sequences):
+            if sequence.bounds is None:
+                continue
+            own = self._texts.get(sequence.id)
+            if own is None:
+                own = self._texts[sequence.id] = CopiedText()
+            most_tokens, common = sequence.bounds.num_draft_tokens - 1, self._common[sequence.temperature > 0]
+            copy = Copy(owner, *own.copy(sequence.text, most_tokens, least_chance, common))
+            if len(copy.tokens):
+                copies.append(copy)
+        return copies
+
+    def forget(self, sequence_id: str) -> None:
+        """A sequence has left."""
+        self._texts.pop(sequence_id, None)
+
+
+def with_copies(nodes: Candidates, kept: Ints, copies: Sequence[Copy]) -> Candidates:
+    """The nodes, whose values are their chances, and behind them those of copies which are not among the `kept` ones: where a copy
+    says what was drafted, it goes on below that."""
+    columns = zip(nodes.owners[kept].tolist(), nodes.parents[kept].tolist(), nodes.tokens[kept].tolist(), strict=True)
+    numbers = dict(zip(columns, kept.tolist(), strict=True))
+    parts, count = [nodes], len(nodes)
+    for owner, tokens, given, chances in copies:
+        depth, parent, more = 0, -1, 1.0
+        while depth < len(tokens) and (number := numbers.get((owner, parent, int(tokens[depth])))) is not None:
+            more = max(1.0, nodes.values[number] / chances[depth])  # times as likely as the copy says
+            depth, parent = depth + 1, number
+        num_new = len(tokens) - depth
+        parents = np.arange(count - 1, count + num_new - 1)
+        parents[:1] = parent
+        own, depths, reached = np.full(num_new, owner), np.arange(depth + 1, len(tokens) + 1), more * chances[depth:]
+        parts.append(Candidates(own, tokens[depth:], parents, depths, np.log(given[depth:]), np.log(reached), reached))
+        count += num_new
+    return joined(parts)
