@@ -74,10 +74,9 @@ def learn(said: Ints, length: int, before: Ints, seen: Floats, common: Floats) -
 
 @compiled
 def copied(
-    text: Ints, num_known: int, length: int, before: Ints, most_tokens: int, least_chance: float, seen: Floats, common: Floats
+    text: Ints, num_known: int, length: int, before: Ints, most_tokens: int, seen: Floats, common: Floats
 ) -> tuple[int, Ints, Floats, Floats]:
-    """(length of the match, tokens that followed it, the chance of each given those before it, and of each) for up to so many, and
-    as long as they are so likely.
+    """(length of the match, tokens that followed it, the chance of each given those before it, and of each) for up to so many.
 
     num_known, length, before: how much of the text there was when it was copied last, and what came of that. seen, common: [2,
     len(LENGTHS)] how many tokens of this text and of all were right after matches of each length, and how many there were; both
@@ -94,11 +93,8 @@ def copied(
         tokens[count] = text[place] if place < len(text) else tokens[place - len(text)]
         chance *= given[count]
         chances[count] = chance
-        if chance < least_chance:
-            break
         count += 1
-    # One more than are likely enough is learned from.
-    return length, tokens[: count + 1], given[:count], chances[:count]
+    return length, tokens[:count], given[:count], chances[:count]
 
 
 class CopiedText:
@@ -109,16 +105,15 @@ class CopiedText:
         self._tokens, self._count = np.empty(256, dtype=np.int64), 0
         self._length, self._copied = 0, NOTHING
 
-    def copy(self, text: list[int], most_tokens: int, least_chance: float, common: Floats) -> tuple[Ints, Floats, Floats]:
+    def copy(self, text: list[int], most_tokens: int, common: Floats) -> tuple[Ints, Floats, Floats]:
         """What may follow the text now, and the chances of that."""
         count, num_known = len(text), self._count
         if count > len(self._tokens):
             self._tokens = np.concatenate((self._tokens[:num_known], np.empty(2 * count - num_known, dtype=np.int64)))
         self._tokens[num_known:count] = text[num_known:]
         self._count, known = count, (num_known, self._length, self._copied)
-        limits = most_tokens, least_chance
-        self._length, self._copied, given, chances = copied(self._tokens[:count], *known, *limits, self._seen, common)
-        return self._copied[: len(chances)], given, chances
+        self._length, self._copied, given, chances = copied(self._tokens[:count], *known, most_tokens, self._seen, common)
+        return self._copied, given, chances
 
 
 class CopyBook:
@@ -129,11 +124,11 @@ class CopyBook:
         # [2, len(LENGTHS)] as in `copied`, for greedy and for sampled sequences.
         first = COMMON_WEIGHT * np.stack((FIRST_CHANCES, np.ones_like(FIRST_CHANCES)))
         self._common = {is_sampled: first.copy() for is_sampled in (False, True)}
-        CopiedText().copy([0], 0, 0.0, first)  # compiled now rather than in the first step
+        CopiedText().copy([0], 0, first)  # compiled now rather than in the first step
 
     def of(self, sequences: Sequence[HostSequence], least_chance: float) -> list[Copy]:
-        """Of those that may draft, and that end as something before: no more tokens than their trees may have, and none that is
-        less likely to be accepted."""
+        """Of those that may draft, and that end as something before: no more tokens than their trees may have. least_chance: of the
+        first of them, or it is left out."""
         copies = []
         for owner, sequence in enumerate(sequences):
             if sequence.bounds is None:
@@ -142,9 +137,9 @@ class CopyBook:
             if own is None:
                 own = self._texts[sequence.id] = CopiedText()
             most_tokens, common = sequence.bounds.num_draft_tokens - 1, self._common[sequence.temperature > 0]
-            copy = Copy(owner, *own.copy(sequence.text, most_tokens, least_chance, common))
-            if len(copy.tokens):
-                copies.append(copy)
+            tokens, given, chances = own.copy(sequence.text, most_tokens, common)
+            if len(tokens) and chances[0] >= least_chance:
+                copies.append(Copy(owner, tokens, given, chances))
         return copies
 
     def forget(self, sequence_id: str) -> None:
