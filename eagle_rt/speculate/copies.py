@@ -20,6 +20,10 @@ LENGTHS = np.array([1, 2, 3, 4, 6, 9, 14, 22, 32])
 FIRST_CHANCES = np.array([0.15, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.9, 0.95])
 # How many of the latest copies of a text are remembered, and of all texts, about; and for how many of its own those of all count.
 OWN_MEMORY, COMMON_MEMORY, COMMON_WEIGHT = 1.0 - 1.0 / 16, 1.0 - 1.0 / 128, 4.0
+# The share of the time that looking for copies in vain may take, and so many seconds ahead.
+LOOKING_SHARE, MOST_AHEAD = 0.01, 0.0005
+# What the best nodes of a draft leave for others below the same parent, at least.
+LEAST_LEFT = 1e-3
 NOTHING: Ints = np.zeros(0, dtype=np.int64)
 NO_CANDIDATES = Candidates(NOTHING, NOTHING, NOTHING, NOTHING, *[NOTHING.astype(np.float64)] * 3)
 
@@ -117,10 +121,14 @@ class CopiedText:
 
 
 class CopyBook:
-    """Copies for all sequences. What they turn out to be is learned from the texts alone, whether they were verified or not."""
+    """Copies for all sequences. What they turn out to be is learned from the texts alone, whether they were verified or not.
+
+    Where nothing comes of it looking for copies takes no more than a share of the time: beside short steps it is left out of most.
+    """
 
     def __init__(self) -> None:
         self._texts: dict[str, CopiedText] = {}
+        self._allowance = MOST_AHEAD
         # [2, len(LENGTHS)] as in `copied`, for greedy and for sampled sequences.
         first = COMMON_WEIGHT * np.stack((FIRST_CHANCES, np.ones_like(FIRST_CHANCES)))
         self._common = {is_sampled: first.copy() for is_sampled in (False, True)}
@@ -130,6 +138,8 @@ class CopyBook:
         """Of those that may draft, and that end as something before: no more tokens than their trees may have. least_chance: of the
         first of them, or it is left out."""
         copies = []
+        if self._allowance < 0:
+            return copies
         for owner, sequence in enumerate(sequences):
             if sequence.bounds is None:
                 continue
@@ -142,14 +152,21 @@ class CopyBook:
                 copies.append(Copy(owner, tokens, given, chances))
         return copies
 
+    def pay(self, looked: float, step: float, *, is_used: bool) -> None:
+        """A step took so many seconds, of which so many went into looking for copies. is_used: some were verified."""
+        self._allowance = MOST_AHEAD if is_used else min(MOST_AHEAD, self._allowance + LOOKING_SHARE * step - looked)
+
     def forget(self, sequence_id: str) -> None:
         """A sequence has left."""
         self._texts.pop(sequence_id, None)
 
 
 def with_copies(nodes: Candidates, kept: Ints, copies: Sequence[Copy]) -> Candidates:
-    """The nodes, whose values are their chances, and behind them those of copies which are not among the `kept` ones: where a copy
-    says what was drafted, it goes on below that."""
+    """The nodes, whose values are their chances, and behind them those of copies which are not among the `kept` ones.
+
+    Where a copy says what was drafted, it goes on below that, with the higher chance of both. Where it says something else, it can
+    only be right if nothing is that was drafted there.
+    """
     columns = zip(nodes.owners[kept].tolist(), nodes.parents[kept].tolist(), nodes.tokens[kept].tolist(), strict=True)
     numbers = dict(zip(columns, kept.tolist(), strict=True))
     parts, count = [nodes], len(nodes)
@@ -158,6 +175,8 @@ def with_copies(nodes: Candidates, kept: Ints, copies: Sequence[Copy]) -> Candid
         while depth < len(tokens) and (number := numbers.get((owner, parent, int(tokens[depth])))) is not None:
             more = max(1.0, nodes.values[number] / chances[depth])  # times as likely as the copy says
             depth, parent = depth + 1, number
+        siblings = kept[(nodes.parents[kept] == parent) & (nodes.owners[kept] == owner)]
+        more *= max(LEAST_LEFT, 1.0 - nodes.values[siblings].sum() / (nodes.values[parent] if depth else 1.0))
         num_new = len(tokens) - depth
         parents = np.arange(count - 1, count + num_new - 1)
         parents[:1] = parent

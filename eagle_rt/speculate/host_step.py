@@ -19,7 +19,7 @@ from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.copies import NO_CANDIDATES, NOTHING, Copy, CopyBook, with_copies
 from eagle_rt.speculate.costs import Observation
-from eagle_rt.speculate.forest import Candidates, Choose, Floats, Ints, PackedTrees, pack
+from eagle_rt.speculate.forest import Bools, Candidates, Choose, Floats, Ints, PackedTrees, pack
 from eagle_rt.speculate.host_drafter import Draft, HostDrafter
 from eagle_rt.speculate.policy import RESTING, DraftPlan, Rests, StepRecord, TreePolicy
 from eagle_rt.speculate.sampler import SamplingBatch, target_choice
@@ -33,22 +33,25 @@ MOST_WAITING_BYTES, MOST_WAITING_ROWS = 256 * 2**20, 2048
 MOST_RESTS = 1024
 # Of how many of the latest pauses between steps the lower quartile counts; and over how many steps what choosing takes is a mean.
 NUM_PAUSES, STEPS_OF_CHOOSING = 16, 50.0
+# A copy takes the place of a head's draft if so many of its tokens are right: about as many as are accepted of such a draft.
+TOKENS_OF_A_COPY = 3
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """What was verified: the trees, and the candidates that they were made of. has_chances: whether the values of these say how
-    likely each is to be accepted."""
+    """What was verified: the trees, and the candidates that they were made of. is_copied: which of these no head has drafted;
+    has_chances: whether their values say how likely each is to be accepted."""
 
     trees: PackedTrees
     nodes: Candidates
+    is_copied: Bools
     has_chances: bool
 
     @classmethod
-    def of(cls, sequences: Sequence[HostSequence], nodes: Candidates, kept: Ints, has_chances: bool) -> "Drafted":
-        """Those of the nodes that have these numbers."""
+    def of(cls, sequences: Sequence[HostSequence], nodes: Candidates, kept: Ints, first_copy: int, has_chances: bool) -> "Drafted":
+        """Those of the nodes that have the numbers `kept`; from first_copy on they are copies."""
         roots, chosen = np.array([sequence.text[-1] for sequence in sequences]), nodes[kept]
-        return cls(pack(roots, chosen, kept), chosen, has_chances)
+        return cls(pack(roots, chosen, kept), chosen, kept >= first_copy, has_chances)
 
     @property
     def counts(self) -> list[int]:
@@ -165,22 +168,28 @@ class HostStepper:
         begin = time.perf_counter()
         self._pauses[self._has_drafted].end(begin)
         copies = self.copies.of(sequences, self.policy.least_chance) if self.copies else []
-        plan: DraftPlan = RESTING
+        looked, plan = time.perf_counter(), RESTING
         if not self.policy.rests(len(sequences)) and not (copies and self._leaves_to(copies, sequences)):
             rows = [self.drafter.rows[sequence.id] for sequence in sequences]
             own = [replace(own, bounds=None) if row.is_lost else own for own, row in zip(sequences, rows, strict=True)]
             self.policy.learn_rests(Rests(list(self._rests), self._between_ms(has_drafted=False)))
             self._rests.clear()
             plan = self.policy.begin(own, [row.num_waiting for row in rows])
+        asked = time.perf_counter()
         alone = self._copies_alone(sequences, copies) if copies and not plan.drafters else None
+        decided = time.perf_counter()
         self._has_drafted = bool(plan.drafters or alone)
         if plan.drafters:
-            outcome = self._draft(sequences, sampling, plan, copies, begin, mark)
+            outcome = self._draft(sequences, sampling, plan, copies, looked, mark)
         elif alone:
             outcome = self._copy(sequences, sampling, alone, mark)
         else:
             outcome = self._rest(sequences, sampling, mark)
-        self._pauses[self._has_drafted].begin(time.perf_counter())
+        end = time.perf_counter()
+        if self.copies:
+            is_used = outcome.drafted is not None and bool(outcome.drafted.is_copied.any())
+            self.copies.pay(looked - begin + decided - asked, end - begin, is_used=is_used)
+        self._pauses[self._has_drafted].begin(end)
         mark("accept")
         return outcome
 
@@ -188,7 +197,7 @@ class HostStepper:
         """Whether no head need draft beside them."""
         misses = np.ones(len(sequences))
         for copy in copies:
-            misses[copy.owner] -= copy.chances[0]
+            misses[copy.owner] -= copy.chances[:TOKENS_OF_A_COPY][-1]
         return self.policy.leaves_to_copies(sequences, misses)
 
     def _copies_alone(self, sequences: list[HostSequence], copies: list[Copy]) -> Drafted | None:
@@ -197,7 +206,7 @@ class HostStepper:
         kept = self.policy.keep_copies(sequences, np.concatenate([copy.chances for copy in copies]), owners, NOTHING)
         if not len(kept):
             return None
-        return Drafted.of(sequences, with_copies(NO_CANDIDATES, NOTHING, copies), kept, self.policy.has_chances)
+        return Drafted.of(sequences, with_copies(NO_CANDIDATES, NOTHING, copies), kept, 0, self.policy.has_chances)
 
     def _copy(
         self, sequences: list[HostSequence], sampling: SamplingBatch, drafted: Drafted, mark: Callable[[str], None]
@@ -244,12 +253,12 @@ class HostStepper:
             copied = nodes[num_own:]
             more = self.policy.keep_copies(sequences, copied.values, copied.owners, nodes.owners[kept])
             kept = np.concatenate((kept, num_own + more))
-        drafted = Drafted.of(sequences, nodes, kept, self.policy.has_chances)
+        drafted = Drafted.of(sequences, nodes, kept, num_own, self.policy.has_chances)
         mark("draft")
 
         paths, tokens, logits = self._verify_and_keep(sequences, sampling, drafted.trees, mark)
         verify_ms = 1000 * (time.perf_counter() - draft.end) + self._choosing[False].ms
-        learning_ms = self._learn(plan, draft, kept, drafted.trees, paths, verify_ms)
+        learning_ms = self._learn(plan, draft, kept[~drafted.is_copied], drafted, paths, verify_ms)
         self._choosing[plan.teaches].add(asking_ms + learning_ms)
         return HostOutcome(tokens, drafted.counts, draft.is_broken.tolist(), True, logits, paths, drafted)
 
@@ -334,23 +343,23 @@ class HostStepper:
             self.pool.move(self._tensor(np.concatenate(sources)), self._tensor(np.concatenate(targets)))
 
     def _learn(
-        self, plan: DraftPlan, draft: Draft, kept: Ints, trees: PackedTrees, paths: list[list[int]], verify_ms: float
+        self, plan: DraftPlan, draft: Draft, kept: Ints, drafted: Drafted, paths: list[list[int]], verify_ms: float
     ) -> float:
-        """From what the head has drafted, and what that alone would have gained. The milliseconds that it takes."""
-        start = time.perf_counter()
+        """From what the head has drafted, of which `kept` was verified, and what that alone would have gained. The milliseconds
+        that it takes."""
+        start, trees = time.perf_counter(), drafted.trees
         parts = [*draft.observations, Observation("verify", len(paths), len(trees.owners), verify_ms)]
-        is_own = kept < len(draft.candidates)
-        rows, copied = trees.rows_of_chosen[is_own], set(trees.rows_of_chosen[~is_own].tolist())
+        copied = set(trees.rows_of_chosen[drafted.is_copied].tolist())
         num_gained = sum(next((count for count, row in enumerate(path) if row in copied), len(path)) for path in paths)
 
         def labels() -> Floats:
             is_accepted = np.zeros(len(trees.owners))
             is_accepted[list(chain.from_iterable(paths))] = 1.0
-            return is_accepted[rows]
+            return is_accepted[trees.rows_of_chosen[~drafted.is_copied]]
 
         between_ms = self._between_ms(has_drafted=True)
         teaching_ms = max(0.0, self._choosing[True].ms - self._choosing[False].ms)
-        plan.learn(StepRecord(draft.candidates, kept[is_own], labels, num_gained, parts, between_ms, teaching_ms))
+        plan.learn(StepRecord(draft.candidates, kept, labels, num_gained, parts, between_ms, teaching_ms))
         return 1000 * (time.perf_counter() - start)
 
     def _between_ms(self, *, has_drafted: bool) -> float:
