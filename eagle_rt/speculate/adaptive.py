@@ -16,7 +16,7 @@ import numpy as np
 
 from eagle_rt.speculate.acceptance import AcceptanceEstimator, Calibration, Drift, VerifiedNodes
 from eagle_rt.speculate.compiled import CHILD_PRICES, MORE_NODES, grown, learn_children, surprises_of, worth_verifying
-from eagle_rt.speculate.costs import Conditions, Observation, StepCosts
+from eagle_rt.speculate.costs import Conditions, StepCosts
 from eagle_rt.speculate.drafters import LEVELS_OF_A_LESSON, Decision, DrafterChoice
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.members import MembersBook, conditions_of
@@ -91,6 +91,10 @@ class AdaptivePolicy:
         self.choice.allow_tries(price.plain_ms, count)
 
     @property
+    def is_measuring(self) -> bool:
+        return self.choice.is_measuring
+
+    @property
     def least_chance(self) -> float:
         return self._last.price.least_node if self._last else 0.0
 
@@ -120,8 +124,11 @@ class AdaptivePolicy:
             return last.price
         return self.prices.last(conditions_of(sequences))
 
-    def learn_copied(self, sequences: Sequence[HostSequence], observation: Observation) -> None:
-        self.costs.correct(observation, conditions_of(sequences))
+    def add_copied(self, sequences: Sequence[HostSequence]) -> None:
+        """What these steps take is not learned: it would say something of plain steps, too, which are then seldom made by
+        themselves, and drafts would seem cheaper than they are."""
+        self.prices.add_steps(1)
+        self.choice.stay.add_steps(len(sequences))
 
     def forget(self, sequence_id: str) -> None:
         if self.book.forget(sequence_id):

@@ -104,7 +104,8 @@ class DrafterChoice:
 
     For num_unasked steps the last decision holds without asking, which was that all of these sequences draft or that none of about
     so many does; num_rested: steps that rested after the one before, less the shares of those that have left since;
-    unknown_may_draft: whether one of which nothing is known would draft.
+    unknown_may_draft: whether one of which nothing is known would draft; is_measuring: this step is made without drafts for what
+    that takes.
     """
 
     def __init__(self, prices: PriceBook, book: MembersBook) -> None:
@@ -121,7 +122,7 @@ class DrafterChoice:
         self._known: set[str] = set()  # those of the batch that was asked last
         # Plain steps that are still to be made in a row. And of batches of about each size: steps with drafts since any were
         # measured, and after how many they are due at most.
-        self._num_plain = 0
+        self._num_plain, self.is_measuring = 0, False
         self._drafted: dict[tuple[int, bool], tuple[int, int]] = {}
         self._were_plain = False  # the last ones were such steps
 
@@ -129,7 +130,7 @@ class DrafterChoice:
         """Whether a step of so many goes without asking, as none drafted when it was asked last, or drafts nothing in any case:
         also while one has left and the next one's prompt is read, and while many come."""
         last, before = self._last, self._last_size
-        self._last_size = num_sequences
+        self._last_size, self.is_measuring = num_sequences, False
         if not last:
             return False
         if not last.drafters and num_sequences > (1.0 + GROWING) * before:
@@ -137,7 +138,7 @@ class DrafterChoice:
         if not (is_about(num_sequences, len(last.members)) or abs(num_sequences - len(last.members)) == 1):
             return False
         if self._num_plain:
-            self._num_plain -= 1
+            self._num_plain, self.is_measuring = self._num_plain - 1, True
             return True
         if last.drafters or not self.num_unasked:
             return False
@@ -148,7 +149,7 @@ class DrafterChoice:
         """num_missing: rows of each that its head has to catch up with."""
         decision = self._decided(sequences, num_missing)
         are_due = bool(decision.drafters) and not decision.is_trial and self._plain_steps_are_due(decision)
-        self._num_plain = num_plain_steps(decision.price) - 1 if are_due else 0
+        self._num_plain, self.is_measuring = num_plain_steps(decision.price) - 1 if are_due else 0, are_due
         self._were_plain, were_plain = are_due, self._were_plain
         if are_due:
             return replace(decision, drafters=[])

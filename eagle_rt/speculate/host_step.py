@@ -21,7 +21,7 @@ from eagle_rt.speculate.copies import NO_CANDIDATES, NOTHING, Copy, CopyBook, wi
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Bools, Candidates, Choose, Floats, Ints, PackedTrees, pack
 from eagle_rt.speculate.host_drafter import Draft, HostDrafter
-from eagle_rt.speculate.policy import RESTING, DraftPlan, Rests, StepRecord, TreePolicy
+from eagle_rt.speculate.policy import MOST_COLD, RESTING, DraftPlan, Rests, StepRecord, TreePolicy, num_cold
 from eagle_rt.speculate.sampler import SamplingBatch, target_choice
 from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
 from eagle_rt.speculate.simulate import simulated_paths
@@ -155,6 +155,7 @@ class HostStepper:
         # After steps without drafts and after those with some; and which of them the last one was.
         self._pauses, self._has_drafted = (Pauses(), Pauses()), False
         self._rests: deque[tuple[int, float]] = deque(maxlen=MOST_RESTS)  # those of which the policy has not been told
+        self._num_warm = MOST_COLD  # steps without drafts since the last one with copies alone
         # Of steps with drafts, without lessons and with them: those are few, but for the first steps and trials, and would make
         # drafts look dearer than they are. Where nothing drafts for long nothing is chosen.
         self._choosing = Choosing(), Choosing()
@@ -176,7 +177,8 @@ class HostStepper:
             self._rests.clear()
             plan = self.policy.begin(own, [row.num_waiting for row in rows])
         asked = time.perf_counter()
-        alone = self._copies_alone(sequences, copies) if copies and not plan.drafters else None
+        may_copy = bool(copies) and not plan.drafters and not self.policy.is_measuring
+        alone = self._copies_alone(sequences, copies) if may_copy else None
         decided = time.perf_counter()
         self._has_drafted = bool(plan.drafters or alone)
         if plan.drafters:
@@ -214,11 +216,10 @@ class HostStepper:
         """A step in which no head drafts, but what the texts themselves have said is verified."""
         if has_read := self.drafter.rows.is_due and self._read_on(sequences):
             mark("extend")
-        start = time.perf_counter()
         paths, tokens, logits = self._verify_and_keep(sequences, sampling, drafted.trees, mark)
-        ms, batch_size = 1000 * (time.perf_counter() - start), len(sequences)
-        self.policy.learn_copied(sequences, Observation("verify", batch_size, len(drafted.trees.owners), ms))
-        return HostOutcome(tokens, drafted.counts, [False] * batch_size, has_read, logits, paths, drafted)
+        self.policy.add_copied(sequences)
+        self._num_warm = 0
+        return HostOutcome(tokens, drafted.counts, [False] * len(sequences), has_read, logits, paths, drafted)
 
     def _rest(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
         """A step without drafts."""
@@ -229,7 +230,11 @@ class HostStepper:
         tokens, logits, features = plain_step(self.target, self.pool, self._backend, sequences, sampling, self.feature_layers)
         assert features is not None
         rows.add_step([sequence.id for sequence in sequences], [1] * batch_size, features)
-        self._rests.append((batch_size, 1000 * (time.perf_counter() - start)))
+        ms = 1000 * (time.perf_counter() - start)
+        # Those that follow copies are as those that follow drafts.
+        if self._num_warm >= num_cold(ms):
+            self._rests.append((batch_size, ms))
+        self._num_warm += 1
         mark("verify")
         ones = [[row] for row in range(batch_size)]
         return HostOutcome([[token] for token in tokens], [0] * batch_size, [False] * batch_size, has_read, logits, ones)

@@ -122,6 +122,11 @@ class TreePolicy(Protocol):
         ...
 
     @property
+    def is_measuring(self) -> bool:
+        """Whether what was decided on last is a step without any drafts, for what that takes."""
+        ...
+
+    @property
     def least_chance(self) -> float:
         """Nodes of which none is likelier to be accepted are not worth verifying by themselves."""
         ...
@@ -136,8 +141,8 @@ class TreePolicy(Protocol):
         kept: the owners of the nodes that are verified in any case."""
         ...
 
-    def learn_copied(self, sequences: Sequence[HostSequence], observation: Observation) -> None:
-        """What the verifying of copies alone took."""
+    def add_copied(self, sequences: Sequence[HostSequence]) -> None:
+        """Told of each step in which copies alone were verified."""
         ...
 
     def forget(self, sequence_id: str) -> None:
@@ -190,7 +195,7 @@ class FixedPolicy:
     max_batch_size: larger batches are not drafted for.
     """
 
-    has_chances, calibration, least_chance = False, None, 0.0
+    has_chances, calibration, is_measuring, least_chance = False, None, False, 0.0
 
     def __init__(self, max_batch_size: int | None) -> None:
         self._max_batch_size = max_batch_size
@@ -213,7 +218,7 @@ class FixedPolicy:
     def keep_copies(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, kept: Ints) -> Ints:
         return owners[:0]
 
-    def learn_copied(self, sequences: Sequence[HostSequence], observation: Observation) -> None:
+    def add_copied(self, sequences: Sequence[HostSequence]) -> None:
         pass
 
     def forget(self, sequence_id: str) -> None:
