@@ -6,6 +6,7 @@ accepted is learned, from how many tokens before them are the same.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -169,18 +170,20 @@ def with_copies(nodes: Candidates, kept: Ints, copies: Sequence[Copy]) -> Candid
     """
     columns = zip(nodes.owners[kept].tolist(), nodes.parents[kept].tolist(), nodes.tokens[kept].tolist(), strict=True)
     numbers = dict(zip(columns, kept.tolist(), strict=True))
-    parts, count = [nodes], len(nodes)
+    values, parts, count = nodes.values.copy(), [], len(nodes)
     for owner, tokens, given, chances in copies:
         depth, parent, more = 0, -1, 1.0
         while depth < len(tokens) and (number := numbers.get((owner, parent, int(tokens[depth])))) is not None:
-            more = max(1.0, nodes.values[number] / chances[depth])  # times as likely as the copy says
+            more = max(1.0, values[number] / chances[depth])  # times as likely as the copy says
+            values[number] = more * chances[depth]
             depth, parent = depth + 1, number
         siblings = kept[(nodes.parents[kept] == parent) & (nodes.owners[kept] == owner)]
-        more *= max(LEAST_LEFT, 1.0 - nodes.values[siblings].sum() / (nodes.values[parent] if depth else 1.0))
+        more *= max(LEAST_LEFT, 1.0 - values[siblings].sum() / (values[parent] if depth else 1.0))
         num_new = len(tokens) - depth
         parents = np.arange(count - 1, count + num_new - 1)
         parents[:1] = parent
-        own, depths, reached = np.full(num_new, owner), np.arange(depth + 1, len(tokens) + 1), more * chances[depth:]
-        parts.append(Candidates(own, tokens[depth:], parents, depths, np.log(given[depth:]), np.log(reached), reached))
+        own, depths, log_probs = np.full(num_new, owner), np.arange(depth + 1, len(tokens) + 1), np.log(given[depth:])
+        scores = (nodes.scores[parent] if depth else 0.0) + log_probs.cumsum()
+        parts.append(Candidates(own, tokens[depth:], parents, depths, log_probs, scores, more * chances[depth:]))
         count += num_new
-    return joined(parts)
+    return joined([replace(nodes, values=values), *parts])

@@ -16,10 +16,13 @@ from eagle_rt.engine.params import SamplingParams, SpeculativeParams
 from eagle_rt.speculate import drafters, head_rows, host_step
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
+from eagle_rt.speculate.compiled import best_places, descending
+from eagle_rt.speculate.copies import CopyBook
 from eagle_rt.speculate.costs import StepCosts
-from eagle_rt.speculate.forest import Candidates, Ints
-from eagle_rt.speculate.policy import DraftPlan, FixedPolicy, StepRecord, best_of_each, bounds_of, can_grow
+from eagle_rt.speculate.forest import Candidates, Floats, Ints
+from eagle_rt.speculate.policy import DraftPlan, FixedPlan, FixedPolicy, StepRecord, best_of_each, bounds_of, can_grow
 from eagle_rt.speculate.sequences import HostSequence
+from eagle_rt.tree_shape import TreeShape
 
 TREE = (4, 3, 12)
 
@@ -69,6 +72,13 @@ class AnyPolicy(FixedPolicy):
     def wants_drafts(self, batch_size: int, num_rows: int, is_sampled: bool) -> bool:
         return self.rng.random() < 0.5
 
+    def leaves_to_copies(self, sequences: Sequence[HostSequence], misses: Floats) -> bool:
+        return self.rng.random() < 0.3
+
+    def keep_copies(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, kept: Ints) -> Ints:
+        left = [self.rng.randrange(TREE[2] - count) for count in np.bincount(kept, minlength=len(sequences)).tolist()]
+        return best_places(descending(chances), owners, np.array(left))
+
 
 def with_policy(core: EngineCore, policy: FixedPolicy | AdaptivePolicy) -> EngineCore:
     assert core.runner.host_stepper
@@ -89,7 +99,56 @@ def test_no_decision_changes_a_text(target_dir: Path, head_dir: Path, seed: int,
     settings = params(9, max_new_tokens=12 if options else 24)
     plain = run(make_core(target_dir, max_running_requests=4), prompts, settings)
     core = make_core(target_dir, head_dir, TREE, max_running_requests=4, chunked_prefill_size=32, **options)
+    core.runner.host_stepper.copies = CopyBook() if seed % 2 else None
     assert run(with_policy(core, AnyPolicy(seed)), prompts, settings) == plain
+
+
+class NotingPolicy(FixedPolicy):
+    """Drafts a small tree of the head's in every other step, and in all what copies say; notes what it is told of either."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.records: list[tuple[int, StepRecord]] = []
+        self.num_steps = self.num_copied = self.num_alone = 0
+
+    def rests(self, num_sequences: int) -> bool:
+        self.num_steps += 1
+        return self.num_steps % 2 == 0
+
+    def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
+        plan, place = FixedPlan([replace(own, bounds=TreeShape(2, 2, 4)) for own in sequences]), sequences[0].num_cached
+        plan.learn = lambda record: self.records.append((place, record))  # type: ignore[method-assign]
+        return plan
+
+    def keep_copies(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, kept: Ints) -> Ints:
+        self.num_copied += len(owners)
+        return np.arange(min(len(owners), TREE[2] - 4))
+
+    def add_copied(self, sequences: Sequence[HostSequence]) -> None:
+        self.num_alone += 1
+
+
+def test_copies_gain_tokens_and_teach_nothing_of_the_head(target_dir: Path, head_dir: Path) -> None:
+    """A text that repeats itself. What a head is told of its nodes is what it would be without copies beside them."""
+    prompts, settings = [[5, 6, 7, 8] * 10], [SamplingParams(temperature=0, max_new_tokens=120, ignore_eos=True)]
+    plain = run(make_core(target_dir), prompts, settings)
+    core, policy = make_core(target_dir, head_dir, TREE), NotingPolicy()
+    with_policy(core, policy).runner.host_stepper.copies = CopyBook()
+    assert run(core, prompts, settings) == plain
+    assert policy.num_copied > 0
+    assert policy.num_alone > 0
+    text, gained = prompts[0] + plain[0], core.current_metrics().num_accepted_tokens
+    for place, record in policy.records:
+        nodes, kept, following = record.candidates, record.kept.tolist(), text[place + 1 :]
+        assert max(kept) < len(nodes)
+        path, parent = [], -1
+        while below := [
+            n for n in kept if nodes.parents[n] == parent and [nodes.tokens[n]] == following[len(path) : len(path) + 1]
+        ]:
+            path.append(parent := below[0])
+        assert record.is_accepted().tolist() == [float(number in path) for number in kept]
+        assert record.num_gained == 1 + len(path) or place + 1 + record.num_gained >= len(text)
+    assert gained > sum(record.num_gained - 1 for _, record in policy.records)
 
 
 def test_a_cache_too_small_and_prompts_shared(target_dir: Path, head_dir: Path) -> None:
