@@ -78,7 +78,7 @@ class EngineConfig:
         choices=list(DRAFT_QUANTIZATIONS),
     )
     speculative_num_steps: int | None = option(
-        "speculation", "Depth of the draft tree. Each level is one pass of the head.", None, type=int
+        "speculation", "Depth of the head's draft tree. Each level is one pass of the head.", None, type=int
     )
     speculative_eagle_topk: int | None = option(
         "speculation", "Children drafted per node, and nodes expanded per level. 1 drafts a chain.", None, type=int

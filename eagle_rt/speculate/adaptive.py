@@ -184,7 +184,7 @@ class AdaptivePlan:
 
     def learn(self, record: StepRecord) -> None:
         policy, conditions, batch_size = self._policy, self._decision.conditions, len(self._members)
-        total_ms, reading_ms, plain_ms = record.total_ms, self._reading_ms(record), self._price.plain_ms
+        total_ms, reading_ms, plain_ms = record.total_ms - self._copied_ms(record), self._reading_ms(record), self._price.plain_ms
         is_reading = reading_ms >= MOST_READING * total_ms
         # What it takes to read much says little of what it takes to draft.
         for part in record.parts[1:] if is_reading else record.parts:
@@ -207,6 +207,11 @@ class AdaptivePlan:
             self._learn_children(record.candidates)
             self._learn_promises(record)
             self._learn_acceptance(record)
+
+    def _copied_ms(self, record: StepRecord) -> float:
+        """Of the time what went into copies, whose tokens are none that heads gain."""
+        own, prices = len(record.kept), self._price.verify(len(record.kept) + record.num_copied)
+        return float(prices[own + record.num_copied] - prices[own]) / self._price.rate_of_trees
 
     def _reading_ms(self, record: StepRecord) -> float:
         """Of the time what went into rows that the head had missed."""

@@ -326,7 +326,7 @@ class HostStepper:
 
         between_ms = self._between_ms(has_drafted=True)
         teaching_ms = max(0.0, self._choosing[True].ms - self._choosing[False].ms)
-        plan.learn(StepRecord(draft.candidates, kept, labels, num_gained, parts, between_ms, teaching_ms))
+        plan.learn(StepRecord(draft.candidates, kept, labels, num_gained, parts, between_ms, teaching_ms, len(copied)))
         return 1000 * (time.perf_counter() - start)
 
     def _between_ms(self, *, has_drafted: bool) -> float:

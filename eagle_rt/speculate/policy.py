@@ -23,8 +23,9 @@ class StepRecord:
     """What a step came to, for a policy to learn from.
 
     candidates: all nodes that were scored; kept: the numbers of those that were verified; is_accepted: gives [len(kept)] 1 for
-    those that were accepted, which not every step is asked for. num_gained tokens, the bonus ones included; parts: what each part
-    cost, in their order; between_ms: what passes after such a step before the next one; teaching_ms: what asking and learning take
+    those that were accepted, which not every step is asked for. num_gained tokens, the bonus ones included; num_copied nodes were
+    verified beside these, without which so many tokens would have been gained; parts: what each part cost, with those, in their
+    order; between_ms: what passes after such a step before the next one; teaching_ms: what asking and learning take
     in steps that teach, beyond what they take in others.
     """
 
@@ -35,6 +36,7 @@ class StepRecord:
     parts: list[Observation]
     between_ms: float = 0.0
     teaching_ms: float = 0.0
+    num_copied: int = 0
 
     @property
     def total_ms(self) -> float:

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import adaptive
 from eagle_rt.bench import lockstep
+from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import EngineCore
 
 
@@ -74,3 +75,28 @@ def test_settling_serves_other_prompts(target_dir: Path, head_dir: Path, tmp_pat
     assert not any(prompt in measured[0] for prompts in others for prompt in prompts)
     with pytest.raises(ValueError, match="sums has 8 prompts and none after number 8"):
         run(monkeypatch, tmp_path, f"{command} --least-prompts 8")
+
+
+def test_what_texts_repeat(target_dir: Path, head_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts without copies beside drafts with them."""
+    (tmp_path / "gsm8k.jsonl").write_text("\n".join(json.dumps({"prompt": f"What is {n} plus {n}?"}) for n in range(4)))
+    pair = f"--device cpu --model-path {target_dir} --speculative-draft-model-path {head_dir} --max-total-tokens 2048"
+    settings = f"--datasets gsm8k asked_again --dataset-dir {tmp_path} --batch-size 1 --temperatures 0 --bounds 2,2,5"
+    lengths = "--max-new-tokens 24 --least-prompts 2 --repeats 1 --most-stolen 1 --settle-seconds 0"
+    given = {name: [] for name in ("off", "auto")}
+    original = adaptive.core_for
+
+    def noted(models: object, config: EngineConfig, setting: object) -> EngineCore:
+        core = original(models, config, setting)
+        if stepper := core.runner.host_stepper:
+            given[config.speculative_ngram].append(stepper.copies)
+        return core
+
+    monkeypatch.setattr(adaptive, "core_for", noted)
+    document = run(monkeypatch, tmp_path / "results", f"ngram {pair} {settings} {lengths}")
+    assert [row["dataset"] for row in document["rows"]] == ["gsm8k", "asked_again"]
+    assert given["off"] == [None]
+    assert given["auto"] != [None]
+    for row in document["rows"]:
+        assert min(row[name] for name in ("none", "off", "auto")) > 0
+        assert row["accepted"][0] == 1

@@ -137,10 +137,11 @@ def test_copies_gain_tokens_and_teach_nothing_of_the_head(target_dir: Path, head
     assert run(core, prompts, settings) == plain
     assert policy.num_copied > 0
     assert policy.num_alone > 0
-    text, gained = prompts[0] + plain[0], core.current_metrics().num_accepted_tokens
+    text, gained, num_copied = prompts[0] + plain[0], core.current_metrics().num_accepted_tokens, []
     for place, record in policy.records:
         nodes, kept, following = record.candidates, record.kept.tolist(), text[place + 1 :]
         assert max(kept) < len(nodes)
+        num_copied.append(record.num_copied)
         path, parent = [], -1
         while below := [
             n for n in kept if nodes.parents[n] == parent and [nodes.tokens[n]] == following[len(path) : len(path) + 1]
@@ -148,6 +149,7 @@ def test_copies_gain_tokens_and_teach_nothing_of_the_head(target_dir: Path, head
             path.append(parent := below[0])
         assert record.is_accepted().tolist() == [float(number in path) for number in kept]
         assert record.num_gained == 1 + len(path) or place + 1 + record.num_gained >= len(text)
+    assert sum(num_copied) > 0
     assert gained > sum(record.num_gained - 1 for _, record in policy.records)
 
 
