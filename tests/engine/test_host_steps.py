@@ -132,9 +132,14 @@ def test_copies_gain_tokens_and_teach_nothing_of_the_head(target_dir: Path, head
     """A text that repeats itself. What a head is told of its nodes is what it would be without copies beside them."""
     prompts, settings = [[5, 6, 7, 8] * 10], [SamplingParams(temperature=0, max_new_tokens=120, ignore_eos=True)]
     plain = run(make_core(target_dir), prompts, settings)
-    core, policy = make_core(target_dir, head_dir, TREE), NotingPolicy()
-    with_policy(core, policy).runner.host_stepper.copies = CopyBook()
-    assert run(core, prompts, settings) == plain
+    measuring, policy = NotingPolicy(), NotingPolicy()
+    measuring.is_measuring = True  # whenever no head drafts
+    for own in (measuring, policy):
+        core = with_policy(make_core(target_dir, head_dir, TREE), own)
+        core.runner.host_stepper.copies = CopyBook()
+        assert run(core, prompts, settings) == plain
+        assert not core.runner.host_stepper.copies._texts  # nobody is left
+    assert measuring.num_alone == 0
     assert policy.num_copied > 0
     assert policy.num_alone > 0
     text, gained, num_copied = prompts[0] + plain[0], core.current_metrics().num_accepted_tokens, []
@@ -166,6 +171,44 @@ def test_a_cache_too_small_and_prompts_shared(target_dir: Path, head_dir: Path) 
         assert run(core, prompts, settings) == plain
         assert core.scheduler.num_preemptions > 0
         assert core.current_metrics().num_cached_prompt_tokens > 0
+
+
+class CopyingPolicy(FixedPolicy):
+    """No head drafts; copies are verified while that `is_on`. Notes what it is told of them."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.is_on, self.num_alone = True, 0
+
+    def rests(self, num_sequences: int) -> bool:
+        return not self.is_on
+
+    def leaves_to_copies(self, sequences: Sequence[HostSequence], misses: Floats) -> bool:
+        self.misses = misses
+        return True
+
+    def keep_copies(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, kept: Ints) -> Ints:
+        self.chances = chances
+        return np.arange(int(self.is_on))
+
+    def add_copied(self, sequences: Sequence[HostSequence]) -> None:
+        self.num_alone += 1
+
+
+def test_plain_steps_right_after_copies_say_nothing(target_dir: Path, head_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_step, "num_cold", lambda step_ms: 3)
+    core, policy = make_core(target_dir, head_dir, TREE), CopyingPolicy()
+    stepper = with_policy(core, policy).runner.host_stepper
+    stepper.copies = CopyBook()
+    core.submit("a", [5, 6, 7, 8] * 10, SamplingParams(temperature=0, max_new_tokens=40, ignore_eos=True))
+    while not policy.num_alone:
+        core.step()
+    assert policy.misses[0] == pytest.approx(1 - policy.chances[2])  # that one of the first three tokens is wrong
+    policy.is_on, counts, before = False, [], len(stepper._rests)
+    for _ in range(6):
+        core.step()
+        counts.append(len(stepper._rests) - before)
+    assert counts == [0, 0, 0, 1, 2, 3]
 
 
 class PausingPolicy(FixedPolicy):

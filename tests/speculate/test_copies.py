@@ -1,19 +1,23 @@
 """What texts repeat: found as brute force finds it, as likely as it has been, and beside what a head has drafted."""
 
 import random
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from step_costs import costs
+from step_costs import costs, without_nodes
 
 from eagle_rt.speculate import copies as copying
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.copies import LENGTHS, MOST_AHEAD, NO_CANDIDATES, NOTHING, Copy, CopyBook, longest_match, with_copies
+from eagle_rt.speculate.costs import Observation, PartCost
 from eagle_rt.speculate.forest import Candidates, pack
-from eagle_rt.speculate.policy import FixedPolicy
+from eagle_rt.speculate.members import conditions_of
+from eagle_rt.speculate.policy import FixedPolicy, Rests
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape
 
@@ -199,6 +203,24 @@ def test_a_head_is_asked_where_a_copy_may_be_wrong() -> None:
     assert not FixedPolicy(None).leaves_to_copies(own, np.array([0.0]))
 
 
+def test_what_is_verified_in_any_case_makes_copies_dear_or_cheap() -> None:
+    """Where costs are stairs: five rows cost what one does, and a sixth two tokens more."""
+    stairs = costs(start=2.0, level=1.0, node=0.0)
+    stairs.parts["verify"] = PartCost([1.0, 5.0, 6.0, 101.0], [10.0, 10.0, 30.0, 30.0], 0.0)
+    policy = AdaptivePolicy(stairs, AcceptanceEstimator(TREE.num_steps), None)
+    for num_kept, expected in ((0, [0, 1]), (3, [0]), (4, []), (5, [0, 1])):
+        kept = np.zeros(num_kept, dtype=np.int64)
+        chances = np.array([0.8, 0.7])
+        assert policy.keep_copies([sequence([1, 2, 1])], chances, np.zeros(2, dtype=np.int64), kept).tolist() == expected
+
+
+def test_a_head_that_may_have_come_to_pay_is_asked() -> None:
+    """Though it has not paid so far, where the copy is likely to be wrong."""
+    policy = AdaptivePolicy(costs(start=500.0, level=1.0, node=0.1), AcceptanceEstimator(TREE.num_steps), None)
+    assert not policy.leaves_to_copies([sequence([1, 2, 1])], np.array([0.6]))
+    assert policy.leaves_to_copies([sequence([1, 2, 1])], np.array([0.4]))
+
+
 def test_the_first_chance_below_which_no_copy_pays() -> None:
     policy = adaptive(2.5)
     assert policy.least_chance == 0.0  # nothing is known yet
@@ -210,3 +232,73 @@ def test_lengths_are_told_apart() -> None:
     kinds = [copying.kind_of(length) for length in range(1, 40)]
     assert [int(LENGTHS[kind]) for kind in kinds[:32]] == [next(int(own) for own in LENGTHS if own >= n) for n in range(1, 33)]
     assert set(kinds[31:]) == {len(LENGTHS) - 1}
+
+
+def test_long_matches_count_as_the_longest_told_apart() -> None:
+    phrase = list(range(40))
+    text = [*phrase, 50, *phrase, 51, *phrase]
+    assert longest_match(np.array(text)) == (32, 81)  # the latest of two, both of which match 40
+
+
+def test_what_is_learned_of_a_copy() -> None:
+    """Each of its tokens counts for a match that is one longer, up to the first that is wrong, whatever follows that."""
+    seen, common = (np.ones((2, len(LENGTHS))) for _ in range(2))
+    copying.learn(np.array([5, 6, 9, 8]), 2, np.array([5, 6, 7, 8, 9]), seen, common)
+    for counts in (seen, common):
+        right, of_all = counts
+        assert (right[1:3] > right[0] * 0.99 + 0.9).all()  # after two tokens, and after three
+        assert right[3] < 1.0 < of_all[3]  # and not after four
+        assert (counts[:, [0, *range(4, len(LENGTHS))]] == 1.0).all()
+
+
+def test_who_has_left_is_forgotten() -> None:
+    book, text = CopyBook(), [1, 2] * 20
+    for count in range(2, len(text)):
+        book.of([sequence(text[:count])], 0.0)
+    sure = book.of([sequence(text)], 0.0)[0].given[0]
+    book.forget("a")
+    assert book.of([sequence(text)], 0.0)[0].given[0] < sure
+
+
+def test_what_copies_take_is_not_the_heads() -> None:
+    """Four copied rows of 2.5 ms beside what a head has drafted leave what is believed of drafts as it would be without them."""
+
+    def speed(verify_ms: float, num_rows: int, num_copied: int) -> float:
+        own = [sequence([1, 2, 1])]
+        policy = AdaptivePolicy(costs(start=0.5, level=1.0, node=2.5), AcceptanceEstimator(TREE.num_steps), None)
+        plan = policy.begin(own, [0])
+        assert plan.drafters
+        parts = [Observation("start", 1, 3, 0.5), Observation("verify", 1, num_rows, verify_ms)]
+        plan.learn(replace(without_nodes(3, parts), num_copied=num_copied))
+        return policy.prices.steps(conditions_of(own)).pace.speed
+
+    assert speed(20.0, 5, 4) == pytest.approx(speed(10.0, 1, 0))
+    assert speed(20.0, 5, 0) < 0.9 * speed(10.0, 1, 0)
+
+
+def test_steps_that_are_measured_have_no_drafts_of_any_kind() -> None:
+    own, policy = [sequence([1, 2, 1])], adaptive(0.1)
+    were_measuring, num_drafted = [], 0
+    for _ in range(200):
+        drafts = False
+        if not policy.rests(1):
+            policy.learn_rests(Rests([(1, 10.0)] * 2, 0.0))
+            plan = policy.begin(own, [1])
+            if drafts := bool(plan.drafters):
+                parts = [Observation("start", 1, 3, 2.0), Observation("verify", 1, 1, 10.0)]
+                plan.learn(without_nodes(4, parts))
+        num_drafted += drafts
+        were_measuring.append(policy.is_measuring)
+        assert not (policy.is_measuring and drafts)
+    assert num_drafted > 100
+    # Two in a row, since the first one is slower.
+    assert sum(were_measuring) >= 2 * sum(b and not a for a, b in pairwise(were_measuring)) - 1 > 1
+
+
+def test_costs_that_are_stairs_hide_no_copy() -> None:
+    stairs = costs(start=2.0, level=1.0, node=0.0)
+    stairs.parts["verify"] = PartCost([1.0, 2.0, 8.0, 101.0], [10.0, 30.0, 30.0, 123.0], 0.0)
+    policy = AdaptivePolicy(stairs, AcceptanceEstimator(TREE.num_steps), None)
+    policy.begin([sequence([1, 2, 1])], [0])
+    # The first node costs two tokens, the next six nothing: seven at 0.29 each pay.
+    assert 0.1 < policy.least_chance < 0.29
