@@ -278,12 +278,14 @@ def test_what_copies_take_is_not_the_heads() -> None:
 
 def test_steps_that_are_measured_have_no_drafts_of_any_kind() -> None:
     own, policy = [sequence([1, 2, 1])], adaptive(0.1)
-    were_measuring, num_drafted = [], 0
+    were_measuring, rests, num_drafted = [], [], 0
     for _ in range(200):
         drafts = False
         if not policy.rests(1):
-            policy.learn_rests(Rests([(1, 10.0)] * 2, 0.0))
-            drafts = bool(policy.begin(own, [1]).drafters)
+            policy.learn_rests(Rests(rests, 0.0))
+            drafts, rests = bool(policy.begin(own, [1]).drafters), []
+        if not drafts:
+            rests.append((1, 10.0))
         num_drafted += drafts
         were_measuring.append(policy.is_measuring)
         assert not (policy.is_measuring and drafts)
