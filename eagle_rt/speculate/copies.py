@@ -23,7 +23,7 @@ FIRST_CHANCES = np.array([0.15, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.9, 0.95])
 OWN_MEMORY, COMMON_MEMORY, COMMON_WEIGHT = 1.0 - 1.0 / 16, 1.0 - 1.0 / 128, 4.0
 # The share of the time that looking for copies in vain may take, and so many seconds ahead.
 LOOKING_SHARE, MOST_AHEAD = 0.01, 0.0005
-# What the best nodes of a draft leave for others below the same parent, at least.
+# No token is less likely than this after those before it, and so much is what a draft's best nodes leave to others, at least.
 LEAST_LEFT = 1e-3
 NOTHING: Ints = np.zeros(0, dtype=np.int64)
 NO_CANDIDATES = Candidates(NOTHING, NOTHING, NOTHING, NOTHING, *[NOTHING.astype(np.float64)] * 3)
@@ -94,7 +94,7 @@ def copied(
     while length and count < most_tokens:
         place, kind = following + count, kind_of(length + count)
         right = seen[0, kind] + COMMON_WEIGHT * common[0, kind] / common[1, kind]
-        given[count] = right / (seen[1, kind] + COMMON_WEIGHT)
+        given[count] = max(LEAST_LEFT, right / (seen[1, kind] + COMMON_WEIGHT))
         tokens[count] = text[place] if place < len(text) else tokens[place - len(text)]
         chance *= given[count]
         chances[count] = chance

@@ -251,6 +251,16 @@ def test_what_is_learned_of_a_copy() -> None:
         assert (counts[:, [0, *range(4, len(LENGTHS))]] == 1.0).all()
 
 
+def test_what_has_always_been_wrong_is_not_impossible() -> None:
+    book, rng = CopyBook(), random.Random(3)
+    text = [1]
+    for _ in range(3000):
+        text += [rng.randrange(2, 10**9), 1]
+        copies = book.of([sequence(text)], 0.0)
+    assert 0.0 < copies[0].given[0] < 0.01
+    assert np.isfinite(with_copies(NO_CANDIDATES, NOTHING, copies).scores).all()
+
+
 def test_who_has_left_is_forgotten() -> None:
     book, text = CopyBook(), [1, 2] * 20
     for count in range(2, len(text)):
