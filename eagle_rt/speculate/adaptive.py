@@ -210,6 +210,8 @@ class AdaptivePlan:
 
     def _copied_ms(self, record: StepRecord) -> float:
         """Of the time what went into copies, whose tokens are none that heads gain."""
+        if not record.num_copied:
+            return 0.0
         own, prices = len(record.kept), self._price.verify(len(record.kept) + record.num_copied)
         return float(prices[own + record.num_copied] - prices[own]) / self._price.rate_of_trees
 

@@ -210,7 +210,8 @@ class HostStepper:
         begin: float,
         mark: Callable[[str], None],
     ) -> HostOutcome:
-        """As the plan wants, and with what else the texts themselves have said. begin: of the step, in seconds of the clock."""
+        """As the plan wants, and with what else the texts themselves have said. begin: of asking who drafts, in seconds of the
+        clock."""
         start = time.perf_counter()
         asking_ms = 1000 * (start - begin)
         draft = self.drafter.draft(sequences, sampling, plan, start, mark)

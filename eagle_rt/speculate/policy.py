@@ -134,8 +134,8 @@ class TreePolicy(Protocol):
         ...
 
     def leaves_to_copies(self, sequences: Sequence[HostSequence], misses: Floats) -> bool:
-        """Asked before each step with copies: whether no head need draft beside them. misses: [B] how likely the first token of
-        each one's copy is to be wrong, 1 where there is none."""
+        """Asked before each step with copies: whether no head need draft beside them. misses: [B] how likely one of the first
+        tokens of each one's copy is to be wrong, 1 where there is none."""
         ...
 
     def keep_copies(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, kept: Ints) -> Ints:
