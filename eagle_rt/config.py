@@ -4,7 +4,7 @@ import argparse
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN")
+ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN", "NGRAM")
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 COUPLINGS = ("auto", "off")
@@ -62,7 +62,7 @@ class EngineConfig:
     speculative_algorithm: str | None = option(
         "speculation",
         "EAGLE3 and EAGLE (1 and 2) draft with a head; EAGLE without one, or NEXTN, drafts with the target's own "
-        "multi-token-prediction layer. Unset: one token a step.",
+        "multi-token-prediction layer. NGRAM drafts what the text has said before, with no head at all. Unset: one token a step.",
         None,
         choices=list(ALGORITHMS),
     )
@@ -248,6 +248,15 @@ class EngineConfig:
         require(self.prefill_delay in PREFILL_DELAYS, "prefill_delay", self.prefill_delay, f"one of {', '.join(PREFILL_DELAYS)}")
         fit_check = self.speculative_fit_check
         require(fit_check in FIT_CHECKS, "speculative_fit_check", fit_check, f"one of {', '.join(FIT_CHECKS)}")
+        if self.copies_alone:
+            for name in ("speculative_draft_model_path", "speculative_simulate_accept_length"):
+                value, expectation = getattr(self, name), "left out with --speculative-algorithm NGRAM, which drafts without a head"
+                require(value is None, name, value, expectation)
+            top_k, expectation = self.speculative_eagle_topk, "1 with --speculative-algorithm NGRAM: what is copied is a chain"
+            require(top_k in (None, 1), "speculative_eagle_topk", top_k, expectation)
+            require(
+                ngram != "off", "speculative_ngram", ngram, "auto with --speculative-algorithm NGRAM, which drafts nothing else"
+            )
 
     @property
     def drafts_with_own_layers(self) -> bool:
@@ -255,12 +264,22 @@ class EngineConfig:
         return bool(self.speculative_algorithm in ("EAGLE", "NEXTN") and self.model_path and not self.speculative_draft_model_path)
 
     @property
+    def copies_alone(self) -> bool:
+        """What texts repeat is all that is drafted."""
+        return self.speculative_algorithm == "NGRAM"
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a head drafts, or a layer of the target's that serves as one."""
+        return self.speculative_algorithm is not None and not self.copies_alone
+
+    @property
     def sizes_trees(self) -> bool:
         """Whether trees are adaptive; the device has been decided. Made-up acceptance says nothing about what pays."""
         if not self.speculative_algorithm or self.speculative_simulate_accept_length is not None:
             return False
         return self.speculative_tree == "adaptive" or (
-            self.speculative_tree == "auto" and (self.device == "cpu" or self.captures_steps)
+            self.speculative_tree == "auto" and (self.device == "cpu" or self.captures_steps or self.copies_alone)
         )
 
     @property
@@ -271,9 +290,10 @@ class EngineConfig:
     @property
     def captures_steps(self) -> bool:
         """Whether decode steps are CUDA graphs: only our own kernels take all that they need from the device, which those ask for.
-        Device and attention have been decided."""
-        is_alone = self.tensor_parallel_size == 1
-        return self.device == "cuda" and self.attention_backend == "triton" and is_alone and not self.disable_cuda_graph
+        Device and attention have been decided. What texts repeat is looked for on the host."""
+        if self.tensor_parallel_size > 1 or self.copies_alone or self.disable_cuda_graph:
+            return False
+        return self.device == "cuda" and self.attention_backend == "triton"
 
 
 def require(condition: bool, name: str, value: object, expectation: str) -> None:

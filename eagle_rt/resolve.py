@@ -15,6 +15,8 @@ DEFAULT_TREE = {"cpu": (3, 2, 8), "cuda": (5, 4, 16)}
 DEFAULT_MTP_TREE = (1, 1, 2)
 # The largest tree of a draft that is sized by what it costs.
 DEFAULT_BOUNDS = {"cpu": (6, 4, 24), "cuda": (5, 8, 32)}
+# Nodes of the longest copy, the root among them, where no head drafts.
+DEFAULT_COPY = 24
 
 
 def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str]]:
@@ -31,6 +33,9 @@ def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str
 
     defaults = DEFAULT_BOUNDS if config.sizes_trees else DEFAULT_TREE
     default = DEFAULT_MTP_TREE if config.drafts_with_own_layers else defaults[device]
+    if config.copies_alone:
+        longest = given[2] or DEFAULT_COPY
+        default = max(1, longest - 1), 1, longest
     default_steps, default_top_k, default_tokens = default
     num_steps = given[0] if given[0] is not None else default_steps
     top_k = given[1] if given[1] is not None else default_top_k
@@ -87,6 +92,10 @@ def unused_options(config: EngineConfig) -> list[str]:
         for name in ("speculative_disable_by_batch_size", "speculative_profile"):
             if getattr(config, name) is not None:
                 lines.append(f"{flag_name(name)}: nothing is drafted without --speculative-algorithm")
+    elif config.copies_alone:
+        for name in ("speculative_token_map", "speculative_aux_layers", "speculative_profile"):
+            if getattr(config, name) is not None:
+                lines.append(f"{flag_name(name)}: --speculative-algorithm NGRAM drafts without a head")
     elif config.sizes_trees and config.speculative_score_sharpness != EngineConfig.speculative_score_sharpness:
         lines.append("--speculative-score-sharpness: adaptive trees learn themselves how far to trust the head")
     if config.speculative_simulate_accept_length is not None and not config.speculative_algorithm:

@@ -20,9 +20,12 @@ from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.models.spec import ModelSpec
 from eagle_rt.resolve import resolve_tree, unused_options
 from eagle_rt.speculate.acceptance import SHARPNESS
+from eagle_rt.speculate.copy_policy import FixedCopies
 from eagle_rt.speculate.drafter import TreeDrafter
+from eagle_rt.speculate.headless_step import HeadlessStepper
 from eagle_rt.speculate.host_drafter import HostDrafter
 from eagle_rt.speculate.host_step import HostStepper
+from eagle_rt.speculate.host_verifier import HostVerifier
 from eagle_rt.speculate.operations import StepOperations, TorchOperations
 from eagle_rt.speculate.policy import FixedPolicy
 from eagle_rt.speculate.step import Stepper
@@ -40,7 +43,7 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     tree_shape, tree_notes = resolve_tree(config, config.device)
     check_simulation(config, tree_shape)
     spec, dtype, device = models.spec, models.dtype, config.device
-    head = models.head if config.speculative_algorithm else None
+    head = models.head if config.has_head else None
     if head and tree_shape.top_k > (draft_vocab_size := len(head.token_map.target_ids)):
         raise ValueError(
             f"--speculative-eagle-topk {tree_shape.top_k} is more than the {draft_vocab_size} tokens that the head knows"
@@ -65,13 +68,12 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
             couples=config.speculative_coupling == "auto",
         )
     stepper = Stepper(models.target, pool, backend, operations, drafter, config.speculative_simulate_accept_length)
-    host_stepper = None
+    host_stepper = headless = None
+    largest_batch = config.speculative_disable_by_batch_size
     # Our kernels need the host for nothing: without captured steps the same fixed shapes run eagerly.
     if drafter and (config.sizes_trees or device == "cpu" or config.attention_backend != "triton"):
         host_stepper = HostStepper(
-            models.target,
-            pool,
-            backend,
+            HostVerifier(models.target, pool, backend, drafter.head.feature_layers, config.speculative_simulate_accept_length),
             HostDrafter(
                 drafter.head,
                 drafter.pool,
@@ -79,11 +81,12 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
                 sharpness=SHARPNESS if config.sizes_trees else config.speculative_score_sharpness,
                 couples=config.speculative_coupling == "auto",
             ),
-            FixedPolicy(config.speculative_disable_by_batch_size),
-            config.speculative_simulate_accept_length,
+            FixedPolicy(largest_batch),
         )
-    largest_batch = config.speculative_disable_by_batch_size
-    runner = Runner(stepper, host_stepper, tree_shape, config.page_size, device, largest_batch)
+    elif not drafter and (config.copies_alone or device == "cpu"):
+        policy = FixedCopies(largest_batch) if config.copies_alone else None
+        headless = HeadlessStepper(HostVerifier(models.target, pool, backend), policy)
+    runner = Runner(stepper, host_stepper, headless, tree_shape, config.page_size, device, largest_batch)
     scheduler = Scheduler(
         limits,
         models.eos_token_ids,
@@ -110,7 +113,9 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
             f"{models.context_length}"
         )
     size = "trees up to" if config.sizes_trees else "tree"
-    speculation = f"drafting with {config.speculative_algorithm}, {size} {tree_shape}" if head else "no speculation"
+    speculation = (
+        f"drafting with {config.speculative_algorithm}, {size} {tree_shape}" if config.speculative_algorithm else "no speculation"
+    )
     notes += [
         f"{spec.architecture} in {str(dtype).removeprefix('torch.')} on {device}, {speculation}",
         f"cache: {limits.num_pages} pages of {limits.page_size} = {limits.num_pages * limits.page_size} tokens; "

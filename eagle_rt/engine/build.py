@@ -5,7 +5,7 @@ from contextlib import ExitStack, nullcontext
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.assemble import make_core
-from eagle_rt.engine.calibrate import measured_costs
+from eagle_rt.engine.calibrate import measured_copy_costs, measured_costs
 from eagle_rt.engine.capture import capture_steps
 from eagle_rt.engine.compile import compile_passes
 from eagle_rt.engine.core import EngineCore, run_to_end
@@ -23,6 +23,7 @@ from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.compiled import compile_all
 from eagle_rt.speculate.copies import CopyBook
+from eagle_rt.speculate.copy_policy import PayingCopies
 from eagle_rt.speculate.costs import StepCosts
 
 # Alone and beside a shorter one: these make up most of the ways in which `tree_attention` cuts the reading of prompts.
@@ -66,6 +67,8 @@ def prepared_core(
         notes += capture_steps(core, config)
     if config.sizes_trees and core.runner.host_stepper:
         notes += size_trees(core, config, costs, weights)
+    if config.sizes_trees and core.runner.headless:
+        notes += size_copies(core, config)
     return core, notes
 
 
@@ -96,3 +99,14 @@ def size_trees(core: EngineCore, config: EngineConfig, costs: StepCosts | None, 
     stepper.policy = AdaptivePolicy(costs, estimator, config.speculative_disable_by_batch_size)
     stepper.copies = CopyBook() if config.speculative_ngram == "auto" else None
     return notes
+
+
+def size_copies(core: EngineCore, config: EngineConfig) -> list[str]:
+    """Let the engine copy what pays, by what steps without a head cost here."""
+    stepper, start = core.runner.headless, time.perf_counter()
+    assert stepper
+    prepare_products()
+    costs = measured_copy_costs(core)
+    compile_all()
+    stepper.policy = PayingCopies(costs, config.speculative_disable_by_batch_size)
+    return [f"measured what steps cost in {time.perf_counter() - start:.1f} s"]

@@ -4,15 +4,18 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.prepare import slots_of
-from eagle_rt.kernels.packed_linear import NO_TILES
-from eagle_rt.speculate.costs import Observation, StepCosts, fitted_costs
+from eagle_rt.kernels.packed_linear import NO_TILES, RowTiles
+from eagle_rt.speculate.copies import Copy, candidates_of
+from eagle_rt.speculate.costs import Observation, StepCosts, fitted_copy_costs, fitted_costs
 from eagle_rt.speculate.host_step import HostStepper
+from eagle_rt.speculate.host_verifier import Drafted, HostVerifier
 from eagle_rt.speculate.policy import MOST_COLD, DraftPlan, FixedPolicy, Rests, StepRecord, num_cold
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.speculate.sequences import HostSequence
@@ -72,19 +75,12 @@ def measured_costs(core: EngineCore) -> StepCosts:
     assert stepper
     policy, recorder = stepper.policy, Recorder()
     stepper.policy = recorder
-    limits = core.scheduler.limits
-    rows_each = CONTEXT + limits.num_scratch + limits.page_size
-    largest = max(1, min(limits.max_running, limits.num_pages * limits.page_size // rows_each))
-    product = stepper.target.lm_head.product
-    tiles, jump_after = (product.tiles, product.rows_at_once) if product else (NO_TILES, None)
+    tiles, jump_after = tiling_of(stepper.verifier)
     seen: dict[tuple[str, int, int], list[float]] = defaultdict(list)
-    start = time.perf_counter()
     try:
-        for number in range(MOST_ROUNDS):
-            if number >= 2 and time.perf_counter() - start > (ROUNDS_S if number >= LEAST_ROUNDS else TIME_LIMIT_S):
-                break
+        for number in rounds():
             recorder.observations.clear()
-            for batch_size in sorted({1, min(MIDDLE_BATCH_SIZE, largest), largest}):
+            for batch_size in batch_sizes(core):
                 plain = seen.get(("verify", batch_size, batch_size))
                 num_plain = 1 + (num_cold(min(plain)) if plain else MOST_COLD)
                 for tree in trees_to_time(core.runner.tree_shape, batch_size, jump_after):
@@ -95,27 +91,99 @@ def measured_costs(core: EngineCore) -> StepCosts:
                 seen[one.part, one.batch_size, one.num_rows].append(one.ms)
     finally:
         stepper.policy = policy
-    medians = [Observation(*key, statistics.median(times)) for key, times in seen.items()]
-    return fitted_costs(medians, tiles, jump_after)
+    return fitted_costs(medians_of(seen), tiles, jump_after)
 
 
-def run_step(stepper: HostStepper, core: EngineCore, batch_size: int, tree: TreeShape | None, num_missing: int) -> None:
-    """A step of random texts, of which the head has so many rows to read."""
-    limits, target = core.scheduler.limits, stepper.target
-    vocab_size, device = target.spec.vocab_size, target.embedding.device
+@torch.inference_mode()
+def measured_copy_costs(core: EngineCore) -> StepCosts:
+    """The same of steps without a head, in which all that differs is how many tokens are verified."""
+    stepper, longest = core.runner.headless, core.runner.tree_shape.num_draft_tokens
+    assert stepper
+    tiles, jump_after = tiling_of(stepper.verifier)
+    seen: dict[tuple[str, int, int], list[float]] = defaultdict(list)
+    for number in rounds():
+        for batch_size in batch_sizes(core):
+            counts = [1, 2, 4, 8, 12, 16, longest] if batch_size <= MIDDLE_BATCH_SIZE else [1, 2, 4, 8]
+            counts += [jump_after, jump_after + 1] if jump_after and batch_size == 1 else []
+            for count in sorted({min(longest, own) for own in counts}):
+                ms = copy_step_ms(stepper.verifier, core, batch_size, count - 1)
+                if number:
+                    seen["verify", batch_size, batch_size * count].append(ms)
+    return fitted_copy_costs(medians_of(seen), tiles, jump_after)
+
+
+def tiling_of(verifier: HostVerifier) -> tuple[RowTiles, int | None]:
+    """How products of the target's are cut: with which rows they are filled up, and after how many they cost clearly more."""
+    product = verifier.target.lm_head.product
+    return (product.tiles, product.rows_at_once) if product else (NO_TILES, None)
+
+
+def batch_sizes(core: EngineCore) -> list[int]:
+    """To time: one, a few, and as many as may run."""
+    limits = core.scheduler.limits
+    rows_each = CONTEXT + limits.num_scratch + limits.page_size
+    largest = max(1, min(limits.max_running, limits.num_pages * limits.page_size // rows_each))
+    return sorted({1, min(MIDDLE_BATCH_SIZE, largest), largest})
+
+
+def rounds() -> Iterator[int]:
+    """0, 1, 2, ... for as long as there is time for another one."""
+    start = time.perf_counter()
+    for number in range(MOST_ROUNDS):
+        if number >= 2 and time.perf_counter() - start > (ROUNDS_S if number >= LEAST_ROUNDS else TIME_LIMIT_S):
+            return
+        yield number
+
+
+def medians_of(seen: dict[tuple[str, int, int], list[float]]) -> list[Observation]:
+    return [Observation(*key, statistics.median(times)) for key, times in seen.items()]
+
+
+def made_up_sequences(core: EngineCore, batch_size: int, tree: TreeShape | None) -> list[HostSequence]:
+    """Random texts on pages that nobody has yet."""
+    limits, vocab_size = core.scheduler.limits, core.runner.stepper.target.spec.vocab_size
     num_pages = limits.pages_for(CONTEXT + limits.num_scratch)
-    features = torch.randn(num_missing, stepper.feature_size, dtype=target.embedding.dtype, device=device)
     sequences = []
     for b in range(batch_size):
         pages = list(range(b * num_pages, (b + 1) * num_pages))
         text = [random.randrange(vocab_size) for _ in range(CONTEXT + 1)]
         rows = slots_of(pages, CONTEXT + limits.num_scratch, limits.page_size)
         sequences.append(HostSequence(f"timing {b}", text, rows, 0.0, tree, b))
-        stepper.drafter.rows.begin(f"timing {b}", CONTEXT - num_missing, CONTEXT - num_missing)
-        stepper.drafter.rows.add(f"timing {b}", features)
-    zeros = torch.zeros(batch_size, device=device)
-    none = torch.zeros(0, dtype=torch.int64, device=device)
-    sampling = SamplingBatch(zeros, none, zeros, zeros, none, none, has_filters=False)
-    stepper.step(sequences, sampling, lambda part: None)
+    return sequences
+
+
+def greedy_batch(batch_size: int, device: torch.device) -> SamplingBatch:
+    zeros, none = torch.zeros(batch_size, device=device), torch.zeros(0, dtype=torch.int64, device=device)
+    return SamplingBatch(zeros, none, zeros, zeros, none, none, has_filters=False)
+
+
+def run_step(stepper: HostStepper, core: EngineCore, batch_size: int, tree: TreeShape | None, num_missing: int) -> None:
+    """A step of random texts, of which the head has so many rows to read."""
+    embedding = stepper.verifier.target.embedding
+    features = torch.randn(num_missing, stepper.feature_size, dtype=embedding.dtype, device=embedding.device)
+    sequences = made_up_sequences(core, batch_size, tree)
+    for sequence in sequences:
+        stepper.drafter.rows.begin(sequence.id, CONTEXT - num_missing, CONTEXT - num_missing)
+        stepper.drafter.rows.add(sequence.id, features)
+    stepper.step(sequences, greedy_batch(batch_size, embedding.device), lambda part: None)
     for sequence in sequences:
         stepper.forget(sequence.id)
+
+
+def copy_step_ms(verifier: HostVerifier, core: EngineCore, batch_size: int, num_copied: int) -> float:
+    """Milliseconds of a step of random texts, each with so many tokens beside its next one."""
+    sequences, sampling = made_up_sequences(core, batch_size, None), greedy_batch(batch_size, verifier.target.embedding.device)
+    if not num_copied:
+        times: list[float] = []
+        while not times or len(times) <= num_cold(min(times)):
+            start = time.perf_counter()
+            verifier.plain_step(sequences, sampling)
+            times.append(1000 * (time.perf_counter() - start))
+        return times[-1]
+    chances = np.full(num_copied, 0.5)
+    copies = [Copy(b, np.array(own.text[:num_copied]), chances, chances) for b, own in enumerate(sequences)]
+    nodes = candidates_of(copies)
+    start = time.perf_counter()
+    drafted = Drafted.of(sequences, nodes, np.arange(len(nodes)), 0, has_chances=True)
+    verifier.verify(sequences, sampling, drafted.trees, lambda part: None)
+    return 1000 * (time.perf_counter() - start)

@@ -134,7 +134,7 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
         failing.callback(target.close)
         if spec.storage:
             notes.append(storage_note(spec.storage, quantization, target, dtype))
-        if config.speculative_algorithm:
+        if config.has_head:
             head, head_notes = load_draft_head(config, info, target, dtype)
             notes += head_notes
         failing.pop_all()

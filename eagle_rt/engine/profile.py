@@ -143,7 +143,7 @@ def find_profile(config: EngineConfig, info: ModelInfo) -> tuple[Profile | None,
     Raises:
         ValueError: a file was named and cannot be used.
     """
-    if config.speculative_profile is None or not config.speculative_algorithm:
+    if config.speculative_profile is None or not config.has_head:
         return None, []
     subject = subject_of(config, info)
     file = default_file(subject) if config.speculative_profile == "auto" else Path(config.speculative_profile)

@@ -15,9 +15,11 @@ from eagle_rt.engine.logprobs import logprobs_of, logprobs_of_each, logprobs_of_
 from eagle_rt.engine.plan import Chunk, StepPlan, StepResult
 from eagle_rt.engine.prepare import decode_sequences, host_sequences, prefill_batch, prefilled_sequence, sampling_batch
 from eagle_rt.engine.request import Request
-from eagle_rt.engine.traces import traces_of_forest, traces_of_roots, traces_of_trees, want_traces
+from eagle_rt.engine.traces import traces_of_forest, traces_of_trees, want_traces
 from eagle_rt.logprobs import Logprobs
-from eagle_rt.speculate.host_step import HostOutcome, HostStepper, plain_step
+from eagle_rt.speculate.headless_step import HeadlessStepper
+from eagle_rt.speculate.host_step import HostStepper
+from eagle_rt.speculate.host_verifier import HostOutcome
 from eagle_rt.speculate.step import Stepper
 from eagle_rt.speculate.tree_choice import FixedTree, TreeChoice
 from eagle_rt.trace import Traces
@@ -44,14 +46,15 @@ class Runner:
     """Owns the models and the caches.
 
     graphs: captured steps, for batches that fit one; of what trees the batches draft that do not, too, is then `choice`'s to say.
-    host_stepper: drafts where nothing is captured; without it, and for no speculation, steps are those of `stepper`, which draft
-    for batches of up to max_batch_size.
+    host_stepper: drafts where nothing is captured, or headless does, which has no head; without either, and for no speculation,
+    steps are those of `stepper`, which draft for batches of up to max_batch_size.
     """
 
     def __init__(
         self,
         stepper: Stepper,
         host_stepper: HostStepper | None,
+        headless: HeadlessStepper | None,
         tree_shape: TreeShape,
         page_size: int,
         device: str,
@@ -59,7 +62,7 @@ class Runner:
     ) -> None:
         self.clock, self.pass_costs = StepClock(), PassCosts()
         self.stepper, self.tree_shape = stepper, tree_shape
-        self._host_stepper = host_stepper
+        self._host_stepper, self._headless = host_stepper, headless
         self.graphs: StepGraphs | None = None
         self.choice: TreeChoice = FixedTree(tree_shape)
         self._steppers = {NO_SPECULATION: stepper.sized(NO_SPECULATION), tree_shape: stepper}
@@ -77,8 +80,7 @@ class Runner:
             own = self.stepper.pool.memories
             assert own, "or none would have been saved"
             own.copy(*(to_device(rows, self._device) for rows in zip(*plan.memories, strict=True)))
-        stepper = self.host_stepper
-        if stepper:
+        if stepper := self.host_stepper or self.headless:
             return self._run_on_host(plan, stepper)
         tree = self._tree_for(plan.decodes)
         # A captured step runs while the host launches the passes that read prompts.
@@ -91,6 +93,11 @@ class Runner:
         """What drafts, if the host decides on trees: captured steps leave it nothing to decide."""
         return None if self.graphs else self._host_stepper
 
+    @property
+    def headless(self) -> HeadlessStepper | None:
+        """What makes steps without a head on the host, if any does."""
+        return None if self.graphs else self._headless
+
     def would_draft(self, request: Request, num_running: int) -> bool:
         """Whether a request that makes them so many would probably be drafted for."""
         stepper = self.host_stepper
@@ -102,8 +109,8 @@ class Runner:
 
     def forget(self, request_id: str) -> None:
         """A request has ended."""
-        if self.host_stepper:
-            self.host_stepper.forget(request_id)
+        if stepper := self.host_stepper or self.headless:
+            stepper.forget(request_id)
 
     def can_run_ahead(self, plan: StepPlan) -> bool:
         """Whether the plan is one captured step and nothing else, and still that of those who are left, so that another may follow
@@ -157,18 +164,21 @@ class Runner:
         has_penalties = any(request.sampling.has_penalties for request in requests)
         return self.graphs.find(len(requests), tree, has_penalties=has_penalties)
 
-    def _run_on_host(self, plan: StepPlan, stepper: HostStepper) -> StepResult:
-        outcome, have_read = NOTHING_DECODED, [chunk.request for chunk in plan.chunks]
+    def _run_on_host(self, plan: StepPlan, stepper: HostStepper | HeadlessStepper) -> StepResult:
+        outcome, prefilled, others, head_rows = NOTHING_DECODED, [], {}, None
         if plan.decodes:
             sequences = host_sequences(plan.decodes, self.tree_shape.num_scratch_rows, self._page_size)
             sampling = sampling_batch(list(plan.decodes), self._device)
             self.clock.mark("prepare")
             outcome = stepper.step(sequences, sampling, self.clock.mark)
-            if outcome.has_read:
-                have_read += plan.decodes
-        prefilled, others = self._prefill_on_host(plan, stepper) if plan.chunks else ([], {})
-        rows = stepper.drafter.rows
-        head_rows = {request.id: rows[request.id].num_made for request in have_read}
+        if plan.chunks:
+            has_head = isinstance(stepper, HostStepper)
+            prefilled, others = self._prefill_on_host(plan, stepper) if has_head else self.start_prefill(plan.chunks)()
+            stepper.skip_pause()
+        if isinstance(stepper, HostStepper):
+            rows, have_read = stepper.drafter.rows, [chunk.request for chunk in plan.chunks]
+            have_read += plan.decodes if outcome.has_read else ()
+            head_rows = {request.id: rows[request.id].num_made for request in have_read}
         logprobs = logprobs_of(plan.decodes, outcome.logits, outcome.rows, outcome.tokens) | others
         traces = traces_of_forest(plan.decodes, outcome)
         return StepResult(prefilled, outcome.tokens, outcome.num_drafted, outcome.is_broken, head_rows, logprobs, traces)
@@ -178,7 +188,8 @@ class Runner:
         cost more, and if it never drafts it need not read."""
         chunks, clock = plan.chunks, DeviceClock(is_gpu=self._device == "cuda")
         batch = prefill_batch(chunks, self._page_size, self._device)
-        output = stepper.target.forward(batch, stepper.pool, self.stepper.backend, stepper.feature_layers)
+        own = self.stepper
+        output = own.target.forward(batch, own.pool, own.backend, stepper.drafter.head.feature_layers)
         ending, last_rows = self._ends(chunks, batch)
         chosen, logits = self._choose(output.hidden, ending, last_rows)
         clock.stop()
@@ -197,7 +208,6 @@ class Runner:
                 behind.append(prefilled_sequence(chunk, next_token, self._page_size))
         if behind:
             drafter.catch_up(behind)
-        stepper.skip_pause()
         logprobs = logprobs_of_each([chunk.request for chunk in ending], logits, tokens)
         self.clock.mark("prefill")
         return tokens, logprobs
@@ -211,8 +221,6 @@ class Runner:
         return lambda: decoded
 
     def _decode(self, requests: tuple[Request, ...], tree: TreeShape) -> Decoded:
-        if self._device == "cpu" and not self.stepper.drafter:
-            return self._plain_step(requests)
         sequences = decode_sequences(requests, self.tree_shape.num_scratch_rows, self._page_size, self._device)
         self.clock.mark("prepare")
         clock = DeviceClock(is_gpu=self._device == "cuda")
@@ -225,17 +233,6 @@ class Runner:
         tokens = tokens_of(rows)
         decoded = Decoded(rows, logprobs_of_trees(requests, outcome, tokens), traces_of_trees(requests, outcome, tokens))
         self.clock.mark("accept")
-        return decoded
-
-    def _plain_step(self, requests: tuple[Request, ...]) -> Decoded:
-        """What the stepper does without a drafter, without what it takes to have the same shapes in every step."""
-        sequences = host_sequences(requests, self.tree_shape.num_scratch_rows, self._page_size)
-        sampling, own = sampling_batch(list(requests), self._device), self.stepper
-        self.clock.mark("prepare")
-        tokens, logits, _ = plain_step(own.target, own.pool, own.backend, sequences, sampling)
-        rows = [[1, False, token] for token in tokens]
-        decoded = Decoded(rows, logprobs_of_each(requests, logits, tokens), traces_of_roots(requests, tokens))
-        self.clock.mark("verify")
         return decoded
 
     @torch.inference_mode()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from eagle_rt.engine.request import Request
-from eagle_rt.speculate.host_step import HostOutcome
+from eagle_rt.speculate.host_verifier import HostOutcome
 from eagle_rt.speculate.step import StepOutcome
 from eagle_rt.trace import StepTrace, Traces
 

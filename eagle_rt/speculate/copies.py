@@ -162,6 +162,17 @@ class CopyBook:
         self._texts.pop(sequence_id, None)
 
 
+def owners_and_chances(copies: Sequence[Copy]) -> tuple[Ints, Floats]:
+    """[M] of all their tokens, copy by copy."""
+    owners = np.array([copy.owner for copy in copies]).repeat([len(copy.tokens) for copy in copies])
+    return owners, np.concatenate([copy.chances for copy in copies])
+
+
+def candidates_of(copies: Sequence[Copy]) -> Candidates:
+    """[M] the same as nodes, beside none that a head has drafted."""
+    return with_copies(NO_CANDIDATES, NOTHING, copies)
+
+
 def with_copies(nodes: Candidates, kept: Ints, copies: Sequence[Copy]) -> Candidates:
     """The nodes, whose values are their chances, and behind them those of copies which are not among the `kept` ones.
 

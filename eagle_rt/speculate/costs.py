@@ -244,3 +244,9 @@ def fitted_costs(observations: list[Observation], tiles: RowTiles = NO_TILES, ju
     # Of trees of one level nobody asks what further ones cost: it is believed to be what the first one does.
     by_part["level"] = by_part["level"] or by_part["start"]
     return StepCosts({name: fitted_cost(own, tiles, jump_after if name == "verify" else None) for name, own in by_part.items()})
+
+
+def fitted_copy_costs(observations: list[Observation], tiles: RowTiles = NO_TILES, jump_after: int | None = None) -> StepCosts:
+    """Where there is no head nothing but verifying takes any time."""
+    nothing = {name: PartCost([1.0], [1e-6], 0.0) for name in PARTS}
+    return StepCosts({**nothing, "verify": fitted_cost(observations, tiles, jump_after)})

@@ -5,115 +5,40 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from eagle_rt.attention.base import AttentionBackend
-from eagle_rt.batch import slots_at
-from eagle_rt.cache.pool import KVPool
-from eagle_rt.models.decoder import Decoder
 from eagle_rt.speculate.between_steps import Choosing, Pauses
-from eagle_rt.speculate.copies import NO_CANDIDATES, NOTHING, Copy, CopyBook, with_copies
+from eagle_rt.speculate.copies import NOTHING, Copy, CopyBook, candidates_of, owners_and_chances, with_copies
 from eagle_rt.speculate.costs import Observation
-from eagle_rt.speculate.forest import Bools, Candidates, Choose, Floats, Ints, PackedTrees, pack
+from eagle_rt.speculate.forest import Floats, Ints
 from eagle_rt.speculate.host_drafter import Draft, HostDrafter
-from eagle_rt.speculate.policy import MOST_COLD, RESTING, DraftPlan, Rests, StepRecord, TreePolicy, num_cold
-from eagle_rt.speculate.sampler import SamplingBatch, target_choice
-from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
-from eagle_rt.speculate.simulate import simulated_paths
+from eagle_rt.speculate.host_verifier import Confirmed, Drafted, HostOutcome, HostVerifier
+from eagle_rt.speculate.policy import MOST_COLD, MOST_RESTS, RESTING, DraftPlan, Rests, StepRecord, TreePolicy, num_cold
+from eagle_rt.speculate.sampler import SamplingBatch
+from eagle_rt.speculate.sequences import HostSequence
 
 # Features that wait for the head take no more memory than this. And of one text no more than so many rows wait, beyond which a
 # pass of their own costs the head little, and a step with all of them would keep others waiting.
 MOST_WAITING_BYTES, MOST_WAITING_ROWS = 256 * 2**20, 2048
-# How many steps in a row without drafts the policy is told of at most, the latest.
-MOST_RESTS = 1024
 # A copy takes the place of a head's draft if so many of its tokens are right: about as many as are accepted of such a draft.
 TOKENS_OF_A_COPY = 3
-
-
-@dataclass(frozen=True)
-class Drafted:
-    """What was verified: the trees, and the candidates that they were made of. is_copied: which of these no head has drafted;
-    has_chances: whether their values say how likely each is to be accepted."""
-
-    trees: PackedTrees
-    nodes: Candidates
-    is_copied: Bools
-    has_chances: bool
-
-    @classmethod
-    def of(cls, sequences: Sequence[HostSequence], nodes: Candidates, kept: Ints, first_copy: int, has_chances: bool) -> "Drafted":
-        """Those of the nodes that have the numbers `kept`; from first_copy on they are copies."""
-        roots, chosen = np.array([sequence.text[-1] for sequence in sequences]), nodes[kept]
-        return cls(pack(roots, chosen, kept), chosen, kept >= first_copy, has_chances)
-
-    @property
-    def counts(self) -> list[int]:
-        """[B] how many drafts were verified of each sequence."""
-        return [stop - first - 1 for first, stop in pairwise(self.trees.starts)]
-
-
-@dataclass(frozen=True)
-class HostOutcome:
-    """For each sequence the tokens that it gains, how many drafts were verified, and whether the head gave no numbers; whether
-    heads have read anything; the target's logits [T, V], and for each token in the rows of which of them it was chosen; what was
-    drafted, None where nothing was."""
-
-    tokens: list[list[int]]
-    num_drafted: list[int]
-    is_broken: list[bool]
-    has_read: bool
-    logits: Tensor
-    rows: list[list[int]]
-    drafted: Drafted | None = None
-
-
-def plain_step(
-    target: Decoder,
-    pool: KVPool,
-    backend: AttentionBackend,
-    sequences: list[HostSequence],
-    sampling: SamplingBatch,
-    feature_layers: tuple[int, ...] = (),
-) -> tuple[list[int], Tensor, Tensor | None]:
-    """The next token of each of B sequences, none of which drafts, the logits [B, V] that it was chosen by, and features [B, F] if
-    any are asked for. sampling: their settings."""
-    roots, counts = np.array([sequence.text[-1] for sequence in sequences]), [1] * len(sequences)
-    zeros = np.zeros_like(roots)
-    batch = packed_scratch_batch(sequences, counts, counts, roots, zeros, zeros, None, pool.storage.device)
-    output = target.forward(batch, pool, backend, feature_layers)
-    logits = target.logits(output.hidden)
-    choice = target_choice(sampling.judged(logits)[:, None], batch.positions[:, None], sampling)
-    return choice[:, 0].tolist(), logits, output.features
 
 
 class HostStepper:
     """Everything that such a step is made with.
 
-    simulated_length: make up what is accepted, so many tokens a step; for benchmarks only. copies: what texts have said before is
-    drafted, too, if there is such a book.
+    copies: what texts have said before is drafted, too, if there is such a book.
     """
 
     copies: CopyBook | None = None
 
-    def __init__(
-        self,
-        target: Decoder,
-        pool: KVPool,
-        backend: AttentionBackend,
-        drafter: HostDrafter,
-        policy: TreePolicy,
-        simulated_length: float | None = None,
-    ) -> None:
-        self.target, self.pool, self.drafter, self.policy = target, pool, drafter, policy
-        self.feature_layers = drafter.head.feature_layers
-        self._backend, self._simulated_length = backend, simulated_length
-        self.feature_size = max(1, len(self.feature_layers)) * target.spec.shape.hidden_size
+    def __init__(self, verifier: HostVerifier, drafter: HostDrafter, policy: TreePolicy) -> None:
+        self.verifier, self.drafter, self.policy = verifier, drafter, policy
+        self.feature_size = max(1, len(verifier.feature_layers)) * verifier.target.spec.shape.hidden_size
         # After steps without drafts and after those with some; and which of them the last one was.
         self._pauses, self._has_drafted = (Pauses(), Pauses()), False
         self._rests: deque[tuple[int, float]] = deque(maxlen=MOST_RESTS)  # those of which the policy has not been told
@@ -121,7 +46,7 @@ class HostStepper:
         # Of steps with drafts, without lessons and with them: those are few, but for the first steps and trials, and would make
         # drafts look dearer than they are. Where nothing drafts for long nothing is chosen.
         self._choosing = Choosing(), Choosing()
-        self._most_waiting = MOST_WAITING_BYTES // (self.feature_size * target.embedding.dtype.itemsize)
+        self._most_waiting = MOST_WAITING_BYTES // (self.feature_size * verifier.target.embedding.dtype.itemsize)
 
     def step(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
         """Advance every sequence by the tokens that the target confirms, at least one each.
@@ -166,11 +91,9 @@ class HostStepper:
 
     def _copies_alone(self, sequences: list[HostSequence], copies: list[Copy]) -> Drafted | None:
         """What is worth verifying where no head drafts; None if nothing is."""
-        owners = np.array([copy.owner for copy in copies]).repeat([len(copy.tokens) for copy in copies])
-        kept = self.policy.keep_copies(sequences, np.concatenate([copy.chances for copy in copies]), owners, NOTHING)
-        if not len(kept):
-            return None
-        return Drafted.of(sequences, with_copies(NO_CANDIDATES, NOTHING, copies), kept, 0, self.policy.has_chances)
+        owners, chances = owners_and_chances(copies)
+        kept = self.policy.keep_copies(sequences, chances, owners, NOTHING)
+        return Drafted.of(sequences, candidates_of(copies), kept, 0, self.policy.has_chances) if len(kept) else None
 
     def _copy(
         self, sequences: list[HostSequence], sampling: SamplingBatch, drafted: Drafted, mark: Callable[[str], None]
@@ -178,10 +101,11 @@ class HostStepper:
         """A step in which no head drafts, but what the texts themselves have said is verified."""
         if has_read := self.drafter.rows.is_due and self._read_on(sequences):
             mark("extend")
-        paths, tokens, logits = self._verify_and_keep(sequences, sampling, drafted.trees, mark)
+        confirmed = self._verify(sequences, sampling, drafted, mark)
         self.policy.add_copied(sequences)
         self._num_warm = 0
-        return HostOutcome(tokens, drafted.counts, [False] * len(sequences), has_read, logits, paths, drafted)
+        paths, is_broken = confirmed.paths, [False] * len(sequences)
+        return HostOutcome(confirmed.tokens, drafted.counts, is_broken, has_read, confirmed.logits, paths, drafted)
 
     def _rest(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
         """A step without drafts."""
@@ -189,7 +113,7 @@ class HostStepper:
         if has_read := rows.is_due and self._read_on(sequences):
             mark("extend")
         start = time.perf_counter()
-        tokens, logits, features = plain_step(self.target, self.pool, self._backend, sequences, sampling, self.feature_layers)
+        tokens, logits, features = self.verifier.plain_step(sequences, sampling)
         assert features is not None
         rows.add_step([sequence.id for sequence in sequences], [1] * batch_size, features)
         ms = 1000 * (time.perf_counter() - start)
@@ -224,22 +148,21 @@ class HostStepper:
         drafted = Drafted.of(sequences, nodes, kept, num_own, self.policy.has_chances)
         mark("draft")
 
-        paths, tokens, logits = self._verify_and_keep(sequences, sampling, drafted.trees, mark)
+        confirmed = self._verify(sequences, sampling, drafted, mark)
         verify_ms = 1000 * (time.perf_counter() - draft.end) + self._choosing[False].ms
-        learning_ms = self._learn(plan, draft, kept[~drafted.is_copied], drafted, paths, verify_ms)
+        learning_ms = self._learn(plan, draft, kept[~drafted.is_copied], drafted, confirmed.paths, verify_ms)
         self._choosing[plan.teaches].add(asking_ms + learning_ms)
-        return HostOutcome(tokens, drafted.counts, draft.is_broken.tolist(), True, logits, paths, drafted)
+        is_broken, paths = draft.is_broken.tolist(), confirmed.paths
+        return HostOutcome(confirmed.tokens, drafted.counts, is_broken, True, confirmed.logits, paths, drafted)
 
-    def _verify_and_keep(
-        self, sequences: list[HostSequence], sampling: SamplingBatch, trees: PackedTrees, mark: Callable[[str], None]
-    ) -> tuple[list[list[int]], list[list[int]], Tensor]:
-        """The rows of what is accepted of each tree, the tokens that it gains, and the logits [T, V] of all rows."""
-        choose, logits, features = self._verify(sequences, sampling, trees)
-        length = self._simulated_length
-        paths, tokens = trees.walk(choose) if length is None else simulated_paths(trees, choose, length)
-        mark("verify")
-        self._keep(sequences, trees, paths, features)
-        return paths, tokens, logits
+    def _verify(
+        self, sequences: list[HostSequence], sampling: SamplingBatch, drafted: Drafted, mark: Callable[[str], None]
+    ) -> Confirmed:
+        """And put the features of what is confirmed aside for the head."""
+        confirmed = self.verifier.verify(sequences, sampling, drafted.trees, mark)
+        assert confirmed.features is not None
+        self.drafter.rows.add_step([sequence.id for sequence in sequences], [*map(len, confirmed.paths)], confirmed.features)
+        return confirmed
 
     def must_read(self, sequence_id: str) -> bool:
         """Whether too much waits for the head, so that it has to read this text though nothing drafts."""
@@ -266,50 +189,6 @@ class HostStepper:
         if self.copies:
             self.copies.forget(sequence_id)
 
-    def _verify(
-        self, sequences: list[HostSequence], sampling: SamplingBatch, trees: PackedTrees
-    ) -> tuple[Choose, Tensor, Tensor | None]:
-        """What the target chooses after nodes, and the nodes' logits [T, V] and features [T, F]."""
-        counts = [stop - start for start, stop in zip(trees.starts, trees.starts[1:], strict=False)]
-        visible = None if trees.is_plain else trees.visible
-        batch = packed_scratch_batch(sequences, counts, counts, trees.tokens, trees.depths, trees.places, visible, self._device)
-        output = self.target.forward(batch, self.pool, self._backend, self.feature_layers)
-        logits = self.target.logits(output.hidden)
-        paths = trees.paths if sampling.changes_logits else None
-
-        def chosen_after(rows: slice | list[int]) -> list[int]:
-            owners, own = self._tensor(trees.owners[rows]), rows if isinstance(rows, slice) else self._tensor(rows)
-            judged = logits[own] if paths is None else sampling.judged(logits[own], owners, self._tensor(paths[rows]))
-            settings = sampling if trees.is_plain else sampling.rows(owners)
-            return target_choice(judged[:, None], batch.positions[own, None], settings)[:, 0].tolist()
-
-        # To draw, or to see what a grammar rules out, for rows that nobody asks for takes longer than to be asked several times.
-        if not (trees.is_plain or logits.is_cuda) and (len(sampling.sampled) or sampling.grammars):
-            return chosen_after, logits, output.features
-        choice = chosen_after(slice(None))
-        return lambda rows: [choice[row] for row in rows], logits, output.features
-
-    def _keep(self, sequences: list[HostSequence], trees: PackedTrees, paths: list[list[int]], features: Tensor | None) -> None:
-        """Move the cache rows of the accepted nodes to where the text goes on, and put their features aside for the head."""
-        assert features is not None
-        rows = list(chain.from_iterable(paths))
-        accepted = features if len(rows) == len(features) else features[self._tensor(rows)]
-        self.drafter.rows.add_step([sequence.id for sequence in sequences], [len(path) for path in paths], accepted)
-        if trees.is_plain:
-            return
-        if self.pool.memories:
-            most = max(map(len, paths))
-            self.pool.memories.keep(self._tensor([path + [-1] * (most - len(path)) for path in paths]))
-        sources, targets = [], []
-        for sequence, start, path in zip(sequences, trees.starts, paths, strict=False):
-            moved = [(row - start, place) for place, row in enumerate(path) if row - start != place]
-            if moved:
-                places = np.array(moved) + sequence.num_cached
-                sources.append(slots_at(sequence.slots, places[:, 0]))
-                targets.append(slots_at(sequence.slots, places[:, 1]))
-        if sources:
-            self.pool.move(self._tensor(np.concatenate(sources)), self._tensor(np.concatenate(targets)))
-
     def _learn(
         self, plan: DraftPlan, draft: Draft, kept: Ints, drafted: Drafted, paths: list[list[int]], verify_ms: float
     ) -> float:
@@ -333,10 +212,3 @@ class HostStepper:
     def _between_ms(self, *, has_drafted: bool) -> float:
         """What passes after a step with drafts, or without any; as after the others where none was made yet."""
         return self._pauses[has_drafted].ms or self._pauses[not has_drafted].ms
-
-    def _tensor(self, values: Ints | Sequence) -> Tensor:
-        return torch.as_tensor(values, device=self._device)
-
-    @property
-    def _device(self) -> torch.device:
-        return self.pool.storage.device
