@@ -16,7 +16,7 @@ from eagle_rt.bench.report import best_per_batch_size, flags, plot, print_table
 from eagle_rt.bench.sweep import STOPPED, Measurement, grid, rows, run_sweep
 from eagle_rt.bench.tune import Tuner
 from eagle_rt.bench.workload import load_workload
-from eagle_rt.config import EngineConfig, add_flags, config_from_args
+from eagle_rt.config import EngineConfig, add_flags, config_from_args, require
 from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.profile import default_file, subject_of
@@ -60,6 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
             args.speculative_algorithm = "EAGLE3"
         config = resolve_device(config_from_args(args))
         if args.tune:
+            require(config.has_head, "speculative_algorithm", "NGRAM", "one with a head for --tune, which tunes trees")
             return tune(args, config)
         measurements = [] if args.base_url else measure_here(args, config)
         table = measure_remote(args, config) if args.base_url else rows(measurements)
@@ -95,6 +96,8 @@ def measure_here(args: argparse.Namespace, config: EngineConfig) -> list[Measure
     info = model_info(config)
     workload = load_workload(args.dataset, args.dataset_dir, info.tokenizer, args.num_prompts)
     sampling = SamplingParams(temperature=args.temperature, seed=args.seed, max_new_tokens=args.max_new_tokens)
+    if config.copies_alone:  # a copy is a chain
+        args.topk, args.steps = [1], [count - 1 for count in args.num_draft_tokens]
     adaptive = largest_tree(args) if args.adaptive else None
     settings = grid(args.batch_size, args.steps, args.topk, args.num_draft_tokens, adaptive)
     with tqdm(total=len(settings) * args.repeats, unit="run") as progress:
@@ -155,7 +158,8 @@ def measure_remote(args: argparse.Namespace, config: EngineConfig) -> list[dict[
 
 def environment(config: EngineConfig, server: str | None = None) -> dict[str, Any]:
     """What a number means nothing without. server: that was measured, whose head is its own."""
-    head = config.speculative_draft_model_path or ("the target's own layers" if config.drafts_with_own_layers else "built-in")
+    unnamed = "the target's own layers" if config.drafts_with_own_layers else "built-in" if config.has_head else None
+    head = config.speculative_draft_model_path or unnamed
     drafting = {"server": server} if server else {"algorithm": config.speculative_algorithm, "head": head}
     return {
         "date": date.today().isoformat(),

@@ -29,6 +29,7 @@ from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models, model_info
 from eagle_rt.engine.params import SamplingParams
+from eagle_rt.resolve import DEFAULT_COPY
 from eagle_rt.speculate.policy import DraftPlan
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
@@ -227,13 +228,15 @@ def means(phases: list[list[float]]) -> list[float]:
 
 
 def ngram(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, models: LoadedModels) -> list[dict[str, Any]]:
-    """Tokens per second of none, of trees of the head alone, and of those with what texts repeat. Each prompt of the data set
-    `asked_again` is one of gsm8k, the reply to it, and the same once more."""
+    """Tokens per second of none, of trees of the head alone, of those with what texts repeat, and of that alone, without a head.
+    Each prompt of the data set `asked_again` is one of gsm8k, the reply to it, and the same once more."""
     rows = []
+    headless = replace(config, speculative_algorithm="NGRAM", speculative_draft_model_path=None)
     for batch_size in args.batch_size:
         plain, drafting = Setting(batch_size, NO_SPECULATION), Setting(batch_size, tree_shape(args.bounds), is_adaptive=True)
         cores = {name: core_for(models, replace(config, speculative_ngram=name), drafting) for name in ("off", "auto")}
-        cores = {"none": core_for(models, config, plain), **cores}
+        copying = Setting(batch_size, TreeShape(DEFAULT_COPY - 1, 1, DEFAULT_COPY), is_adaptive=True)
+        cores = {"none": core_for(models, config, plain), **cores, "alone": core_for(models, headless, copying)}
         for dataset in args.datasets:
             count = max(args.least_prompts, args.prompts_per_slot * batch_size)
             prompts = workload(dataset.replace(ASKED_AGAIN, "gsm8k"), args, info, count).prompts
@@ -254,6 +257,7 @@ def ngram(args: argparse.Namespace, config: EngineConfig, info: ModelInfo, model
                         "temperature": temperature,
                         **{name: round(rate, 1) for name, rate in rates.items()},
                         "auto_over_off": round(rates["auto"] / rates["off"], 3),
+                        "alone_over_none": round(rates["alone"] / rates["none"], 3),
                         "accepted": [round(own.mean_accepted_tokens, 2) for own in rounds[-1].metrics],
                         "rounds": [[round(rate, 1) for rate in own.rates] for own in rounds],
                     }

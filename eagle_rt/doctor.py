@@ -15,7 +15,7 @@ from rich.table import Table
 
 from eagle_rt.bench.sweep import Measurement, Setting, acceptance_by_depth, measure_once, rows
 from eagle_rt.bench.workload import Workload
-from eagle_rt.config import EngineConfig, add_flags, config_from_args
+from eagle_rt.config import EngineConfig, add_flags, config_from_args, require
 from eagle_rt.engine.fit import LOW_COVERAGE, PROMPTS, FitProbe, FitResult, layer_conventions, other_conventions
 from eagle_rt.engine.load import LoadedModels, ModelInfo, load_models, model_info
 from eagle_rt.engine.params import SamplingParams
@@ -126,6 +126,7 @@ def recommendation(measured: list[dict[str, object]]) -> str:
 
 def examine(config: EngineConfig, console: Console, seconds: float) -> bool:
     """Print the report; whether the head fits."""
+    require(config.has_head, "speculative_algorithm", config.speculative_algorithm, "one with a head, which is what is examined")
     info = model_info(config)
     models = load_models(config, info)
     head = models.head

@@ -41,6 +41,7 @@ NEAR_TIE = 1e-4
 # come to a step of those.
 FOUR_BIT_NEAR_TIE = 0.1
 TREES = [TreeShape(1, 1, 2), TreeShape(3, 1, 4), TreeShape(5, 4, 16), TreeShape(5, 8, 32), TreeShape(8, 10, 60)]
+COPIES = [TreeShape(3, 1, 4), TreeShape(23, 1, 24)]  # where no head drafts
 SETTINGS: list[dict[str, Any]] = [
     {"top_p": 0.9},
     {"top_k": 50},
@@ -262,7 +263,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    num_compared, found = check(models, config, info.directory, workload.prompts, args.max_new_tokens, TREES)
+    trees = COPIES if config.copies_alone else TREES
+    num_compared, found = check(models, config, info.directory, workload.prompts, args.max_new_tokens, trees)
     for difference in found:
         kind = "rounding" if difference.is_rounding else "DIFFERENCE"
         print(f"{kind}: {difference.variant}, prompt {difference.prompt}, token {difference.position}, gap {difference.gap:.2e}")

@@ -5,7 +5,7 @@ from contextlib import ExitStack, nullcontext
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.assemble import make_core
-from eagle_rt.engine.calibrate import measured_copy_costs, measured_costs
+from eagle_rt.engine.calibrate import measured_costs
 from eagle_rt.engine.capture import capture_steps
 from eagle_rt.engine.compile import compile_passes
 from eagle_rt.engine.core import EngineCore, run_to_end
@@ -67,8 +67,8 @@ def prepared_core(
         notes += capture_steps(core, config)
     if config.sizes_trees and core.runner.host_stepper:
         notes += size_trees(core, config, costs, weights)
-    if config.sizes_trees and core.runner.headless:
-        notes += size_copies(core, config)
+    if config.sizes_trees and config.copies_alone:
+        notes += size_copies(core, config, costs)
     return core, notes
 
 
@@ -89,24 +89,28 @@ def size_trees(core: EngineCore, config: EngineConfig, costs: StepCosts | None, 
     """Let the engine draft what pays, by what steps cost here."""
     stepper = core.runner.host_stepper
     assert stepper
-    start, notes = time.perf_counter(), []
-    prepare_products()
-    if costs is None:
-        costs = measured_costs(core)
-        notes.append(f"measured what steps cost in {time.perf_counter() - start:.1f} s")
-    compile_all()
+    costs, notes = costs_here(core, costs)
     estimator = AcceptanceEstimator(core.runner.tree_shape.num_steps, weights)
     stepper.policy = AdaptivePolicy(costs, estimator, config.speculative_disable_by_batch_size)
     stepper.copies = CopyBook() if config.speculative_ngram == "auto" else None
     return notes
 
 
-def size_copies(core: EngineCore, config: EngineConfig) -> list[str]:
-    """Let the engine copy what pays, by what steps without a head cost here."""
-    stepper, start = core.runner.headless, time.perf_counter()
+def size_copies(core: EngineCore, config: EngineConfig, costs: StepCosts | None) -> list[str]:
+    """The same of an engine without a head, which copies what pays."""
+    stepper = core.runner.headless
     assert stepper
-    prepare_products()
-    costs = measured_copy_costs(core)
-    compile_all()
+    costs, notes = costs_here(core, costs)
     stepper.policy = PayingCopies(costs, config.speculative_disable_by_batch_size)
-    return [f"measured what steps cost in {time.perf_counter() - start:.1f} s"]
+    return notes
+
+
+def costs_here(core: EngineCore, known: StepCosts | None) -> tuple[StepCosts, list[str]]:
+    """What steps cost, measured if it is not known, and what is said of that."""
+    start, notes = time.perf_counter(), []
+    prepare_products()
+    if known is None:
+        known = measured_costs(core)
+        notes.append(f"measured what steps cost in {time.perf_counter() - start:.1f} s")
+    compile_all()
+    return known, notes

@@ -72,7 +72,10 @@ def trees_to_time(bounds: TreeShape, batch_size: int, jump_after: int | None) ->
 def measured_costs(core: EngineCore) -> StepCosts:
     """Time steps of made-up texts over an engine that is not serving yet: the median of a few."""
     stepper = core.runner.host_stepper
-    assert stepper
+    return costs_with_head(core, stepper) if stepper else costs_without_head(core)
+
+
+def costs_with_head(core: EngineCore, stepper: HostStepper) -> StepCosts:
     policy, recorder = stepper.policy, Recorder()
     stepper.policy = recorder
     tiles, jump_after = tiling_of(stepper.verifier)
@@ -94,9 +97,8 @@ def measured_costs(core: EngineCore) -> StepCosts:
     return fitted_costs(medians_of(seen), tiles, jump_after)
 
 
-@torch.inference_mode()
-def measured_copy_costs(core: EngineCore) -> StepCosts:
-    """The same of steps without a head, in which all that differs is how many tokens are verified."""
+def costs_without_head(core: EngineCore) -> StepCosts:
+    """All that differs is how many tokens are verified."""
     stepper, longest = core.runner.headless, core.runner.tree_shape.num_draft_tokens
     assert stepper
     tiles, jump_after = tiling_of(stepper.verifier)
