@@ -1,0 +1,112 @@
+"""Which copies pay where no head drafts: by what one more row costs, and by what steps have taken."""
+
+import numpy as np
+import pytest
+from step_costs import costs
+
+from eagle_rt.speculate.copy_policy import FixedCopies, PayingCopies
+from eagle_rt.speculate.costs import Observation, fitted_copy_costs
+from eagle_rt.speculate.forest import Ints
+from eagle_rt.speculate.members import conditions_of
+from eagle_rt.speculate.policy import Rests
+from eagle_rt.speculate.sequences import HostSequence
+from eagle_rt.tree_shape import TreeShape
+
+NO_RESTS = Rests([], 0.0)
+TREE = TreeShape(7, 1, 8)
+
+
+def sequence(name: str = "a", bounds: TreeShape | None = TREE) -> HostSequence:
+    return HostSequence(name, list(range(40)), range(80), 0.0, bounds)
+
+
+def kept(
+    policy: PayingCopies | FixedCopies, chances: list[float], owners: list[int] | None = None, rests: Rests = NO_RESTS
+) -> list[int]:
+    of_each = np.array(owners or [0] * len(chances))
+    sequences = [sequence(str(owner)) for owner in range(1 + int(of_each.max()))]
+    return policy.keep(sequences, np.array(chances), of_each, rests).tolist()
+
+
+def paying(node_ms: float, max_batch_size: int | None = None) -> PayingCopies:
+    """Where a plain step takes 10 ms, and each further row so many."""
+    return PayingCopies(costs(0.0, 0.0, node_ms), max_batch_size)
+
+
+@pytest.mark.parametrize(("node_ms", "count"), [(0.5, 4), (3.0, 2), (6.0, 1), (9.5, 0)])
+def test_a_token_is_verified_where_it_is_likelier_than_its_row_is_dear(node_ms: float, count: int) -> None:
+    """A row of 3 ms costs 0.3 tokens, at the speed of plain decoding."""
+    assert kept(paying(node_ms), [0.9, 0.5, 0.2, 0.1]) == list(range(count))
+
+
+def test_copies_of_several_sequences_compete() -> None:
+    """And none has more nodes than its tree may have."""
+    policy = paying(3.0)
+    assert kept(policy, [0.95, 0.2, 0.9, 0.7], [0, 0, 1, 1]) == [0, 2, 3]
+    assert kept(paying(0.01), [0.9] * 9 + [0.8], [0] * 9 + [1]) == [*range(7), 9]
+
+
+def test_larger_batches_than_allowed_copy_nothing() -> None:
+    for policy in (paying(0.1, 1), FixedCopies(1)):
+        assert kept(policy, [0.9], [0]) == [0]
+        assert kept(policy, [0.9, 0.9], [0, 1]) == []
+
+
+def test_the_least_chance_is_known_once_something_was_decided() -> None:
+    """No token below it is worth its row, so that nobody need be asked about it."""
+    policy = paying(3.0)
+    assert policy.least_chance == 0.0
+    kept(policy, [0.1])
+    assert policy.least_chance == pytest.approx(0.3, rel=0.01)
+    assert FixedCopies(None).least_chance == 0.0
+
+
+def test_what_rows_cost_is_learned_from_steps() -> None:
+    """Three rows beside the root that take much longer than was believed are verified no more; plain ones in between show that it
+    is not the machine."""
+    policy, own, chances = paying(0.1), [sequence("0")], [0.5, 0.4, 0.3]
+    assert kept(policy, chances) == [0, 1, 2]
+    for _ in range(40):
+        if not kept(policy, chances, rests=Rests([(1, 10.0)] * 10, 0.0)):
+            break
+        policy.learn(own, 2, 4, 40.0, 0.0)
+    assert kept(policy, chances) == []
+
+
+def test_plain_steps_say_what_all_steps_take() -> None:
+    """And what passes between them: where they take twice as long as was believed, a millisecond is worth half as much."""
+    policy, conditions = paying(3.0), conditions_of([sequence("0")])
+    kept(policy, [0.5])
+    before = policy.prices.at(conditions)
+    for _ in range(40):
+        kept(policy, [0.5], rests=Rests([(1, 20.0)] * 10, 1.5))
+    price = policy.prices.at(conditions)
+    assert price.plain_ms == pytest.approx(21.5, rel=0.02)
+    assert before.plain_ms == pytest.approx(10.0)
+    assert price.rate == pytest.approx(before.rate * 10 / 21.5, rel=0.02)
+
+
+def test_time_is_dearer_while_much_is_gained_in_it() -> None:
+    """A row of 3 ms costs 0.3 tokens in plain decoding, and at twice the speed 0.6."""
+    policy, own = paying(3.0), [sequence("0")]
+    assert kept(policy, [0.5]) == [0]
+    for _ in range(200):
+        kept(policy, [0.99, 0.98, 0.97])
+        policy.learn(own, 4, 4, 19.0, 0.0)
+    assert policy.prices.at(conditions_of(own)).speed == pytest.approx(4 / 1.9, rel=0.05)
+    assert kept(policy, [0.5]) == []
+    assert kept(policy, [0.7]) == [0]
+
+
+def test_costs_without_a_head() -> None:
+    """Only verifying takes time."""
+    measured = [Observation("verify", 1, count, 10.0 + count) for count in (1, 2, 4, 8)]
+    found, one = fitted_copy_costs(measured), conditions_of([sequence()])
+    assert found.ms("verify", 1, np.array([1.0, 6.0]), one) == pytest.approx([11.0, 16.0], rel=0.02)
+    for part in ("start", "level"):
+        assert float(found.ms(part, 1, 3, one)) < 1e-5
+
+
+def test_all_of_a_copy_is_verified_where_that_is_asked_for() -> None:
+    everything: Ints = np.arange(3)
+    assert kept(FixedCopies(None), [0.9, 0.01, 0.001]) == everything.tolist()
