@@ -85,3 +85,8 @@ def test_a_head_that_cannot_be_loaded_is_one_line(tmp_path: Path, capsys: pytest
     code, report = examine(tmp_path, capsys)
     assert code == 1
     assert report.startswith("error: ")
+
+
+def test_without_a_head_there_is_nothing_to_examine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--device", "cpu", "--speculative-algorithm", "NGRAM"]) == 1
+    assert "--speculative-algorithm is NGRAM, but must be one with a head" in capsys.readouterr().err

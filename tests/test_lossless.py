@@ -1,5 +1,6 @@
 """The gate: on the built-in pair, speculation changes no token. `python -m eagle_rt.bench.lossless` runs the long version."""
 
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -10,7 +11,7 @@ from engines import make_config, text_logits
 from transformers import AutoModelForCausalLM
 
 from eagle_rt.bench import lossless
-from eagle_rt.bench.lossless import Difference, Variant, check
+from eagle_rt.bench.lossless import COPIES, Difference, Variant, check
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
@@ -34,6 +35,13 @@ def test_speculation_changes_no_token(pair: tuple, tree: TreeShape) -> None:
     assert num_compared == 4 * (9 + 16)
     assert all(difference.is_rounding for difference in found), found
     assert len(found) <= 2
+
+
+def test_nor_does_what_texts_repeat(pair: tuple) -> None:
+    config, models, directory, prompts = pair
+    num_compared, found = check(models, replace(config, speculative_algorithm="NGRAM"), directory, prompts[:4], 40, [COPIES[1]])
+    assert num_compared == 4 * (9 + 16)
+    assert not found
 
 
 @pytest.mark.parametrize("name", ["phi3-long", "mistral3"])

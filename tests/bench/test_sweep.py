@@ -57,6 +57,18 @@ def test_another_algorithm_is_the_one_that_is_recommended(capsys: pytest.Capture
     assert document["environment"]["algorithm"] == "EAGLE"
 
 
+def test_copies_of_every_length(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no head drafts a tree is a chain, whatever depths and widths are asked for."""
+    arguments = "--device cpu --num-prompts 1 --max-new-tokens 8 --repeats 1 --num-draft-tokens 4 9 --speculative-algorithm NGRAM"
+    assert bench_speculative.main([*arguments.split(), "--adaptive"]) == 0
+    document = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    trees = [(row["kind"], row["steps"], row["topk"], row["num_draft_tokens"]) for row in document["rows"]]
+    assert trees == [("none", 0, 0, 1), ("fixed", 3, 1, 4), ("fixed", 8, 1, 9), ("adaptive", 8, 1, 9)]
+    assert document["environment"]["head"] is None
+    assert bench_speculative.main([*arguments.split(), "--tune"]) == 1
+    assert "--speculative-algorithm is NGRAM, but must be one with a head" in capsys.readouterr().err
+
+
 def test_what_does_not_fit_takes_nothing_from_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     """Of a prompt of forty tokens and the nodes of a tree."""
     small = "--device cpu --num-prompts 1 --max-new-tokens 4 --repeats 2 --max-total-tokens 110"

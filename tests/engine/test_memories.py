@@ -62,6 +62,16 @@ def test_however_texts_are_read(pair: tuple[Path, Path], options: dict[str, Any]
     assert bool(core.scheduler.num_preemptions) == ("page_size" in options)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_texts_repeat_changes_none_either(pair: tuple[Path, Path], dtype: str) -> None:
+    """Prompts that hold the reply that the last token alone would lead to, and other ones."""
+    plain, greedy = make_core(pair[0], dtype=dtype), SamplingParams(temperature=0, max_new_tokens=40, ignore_eos=True)
+    prompts = [prompt + reply + prompt for prompt, reply in zip(PROMPTS[:3], run(plain, PROMPTS[:3], greedy), strict=True)]
+    core = make_core(pair[0], dtype=dtype, speculative_algorithm="NGRAM")
+    assert run(core, prompts + PROMPTS, greedy) == run(plain, prompts + PROMPTS, greedy)
+    assert core.metrics.num_accepted_tokens > 0
+
+
 def test_in_torch_alone(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     settings = [SamplingParams(temperature=0.7, seed=index, max_new_tokens=12, ignore_eos=True) for index in range(4)]
     expected = run(make_core(pair[0]), PROMPTS, settings)
