@@ -113,7 +113,7 @@ class EngineConfig:
     speculative_ngram: str = option(
         "speculation",
         "auto: adaptive trees draft what the text has said before after the same tokens, too, beside what the head does or in its "
-        "place, where that pays; but not in captured steps. off: the head alone drafts.",
+        "place, where that pays. off: the head alone drafts.",
         "auto",
         choices=list(NGRAMS),
     )
@@ -290,10 +290,9 @@ class EngineConfig:
     @property
     def captures_steps(self) -> bool:
         """Whether decode steps are CUDA graphs: only our own kernels take all that they need from the device, which those ask for.
-        Device and attention have been decided. What texts repeat is looked for on the host."""
-        if self.tensor_parallel_size > 1 or self.copies_alone or self.disable_cuda_graph:
-            return False
-        return self.device == "cuda" and self.attention_backend == "triton"
+        Device and attention have been decided."""
+        is_alone = self.tensor_parallel_size == 1
+        return self.device == "cuda" and self.attention_backend == "triton" and is_alone and not self.disable_cuda_graph
 
 
 def require(condition: bool, name: str, value: object, expectation: str) -> None:

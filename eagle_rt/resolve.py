@@ -15,8 +15,9 @@ DEFAULT_TREE = {"cpu": (3, 2, 8), "cuda": (5, 4, 16)}
 DEFAULT_MTP_TREE = (1, 1, 2)
 # The largest tree of a draft that is sized by what it costs.
 DEFAULT_BOUNDS = {"cpu": (6, 4, 24), "cuda": (5, 8, 32)}
-# Nodes of the longest copy, the root among them, where no head drafts.
-DEFAULT_COPY = 24
+# Nodes of the longest copy, the root among them, where no head drafts; and tokens of one beside a head's tree in captured steps,
+# where the rows of few requests are nearly free.
+DEFAULT_COPY, COPIED_BESIDE = 24, 16
 
 
 def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str]]:
@@ -57,10 +58,15 @@ def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str
             f"--speculative-num-draft-tokens {num_tokens} is more than {num_steps} steps of top-k {top_k} can supply "
             f"({supply}, the root included): ask for at most {supply}, or for more steps or a larger top-k"
         )
+    if config.copies_alone:
+        tree = TreeShape(0, 0, 1, num_copied=num_tokens - 1)
+    else:
+        copies_beside = config.captures_steps and config.sizes_trees and config.speculative_ngram == "auto"
+        tree = TreeShape(num_steps, top_k, num_tokens, num_copied=COPIED_BESIDE if copies_beside else 0)
     if None in given:
         kind = "largest draft tree" if config.sizes_trees else "draft tree"
-        notes.append(f"{kind} (steps, top-k, draft tokens): {TreeShape(num_steps, top_k, num_tokens)}")
-    return TreeShape(num_steps, top_k, num_tokens), notes
+        notes.append(f"{kind} (steps, top-k, draft tokens): {tree}")
+    return tree, notes
 
 
 def resolve_device(config: EngineConfig) -> EngineConfig:

@@ -29,6 +29,7 @@ from eagle_rt.speculate.host_verifier import HostVerifier
 from eagle_rt.speculate.operations import StepOperations, TorchOperations
 from eagle_rt.speculate.policy import FixedPolicy
 from eagle_rt.speculate.step import Stepper
+from eagle_rt.speculate.texts import TextTable
 from eagle_rt.tree_shape import TreeShape
 
 MEMORY_FRACTION = {"cpu": 0.3, "cuda": 0.85}
@@ -67,13 +68,19 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
             num_states=num_states,
             couples=config.speculative_coupling == "auto",
         )
-    stepper = Stepper(models.target, pool, backend, operations, drafter, config.speculative_simulate_accept_length)
+    texts = None
+    if tree_shape.num_copied and config.captures_steps:
+        # A step that follows a request's last one, which the host has not read yet, may write past the end, too.
+        texts = TextTable(num_states, limits.context_length + 2 * (tree_shape.max_depth + 2), device)
+    simulated_length = config.speculative_simulate_accept_length
+    stepped = tree_shape if texts else replace(tree_shape, num_copied=0)
+    stepper = Stepper(models.target, pool, backend, operations, drafter, stepped, texts, simulated_length)
     host_stepper = headless = None
     largest_batch = config.speculative_disable_by_batch_size
     # Our kernels need the host for nothing: without captured steps the same fixed shapes run eagerly.
     if drafter and (config.sizes_trees or device == "cpu" or config.attention_backend != "triton"):
         host_stepper = HostStepper(
-            HostVerifier(models.target, pool, backend, drafter.head.feature_layers, config.speculative_simulate_accept_length),
+            HostVerifier(models.target, pool, backend, drafter.head.feature_layers, simulated_length),
             HostDrafter(
                 drafter.head,
                 drafter.pool,

@@ -99,7 +99,7 @@ def costs_with_head(core: EngineCore, stepper: HostStepper) -> StepCosts:
 
 def costs_without_head(core: EngineCore) -> StepCosts:
     """All that differs is how many tokens are verified."""
-    stepper, longest = core.runner.headless, core.runner.tree_shape.num_draft_tokens
+    stepper, longest = core.runner.headless, core.runner.tree_shape.num_nodes
     assert stepper
     tiles, jump_after = tiling_of(stepper.verifier)
     seen: dict[tuple[str, int, int], list[float]] = defaultdict(list)

@@ -39,7 +39,7 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dt
         return 0
     shape = spec.shape
     batch_size = max(graph_batch_sizes(config))
-    num_rows = batch_size * max(tree_shape.num_draft_tokens, tree_shape.top_k)
+    num_rows = batch_size * max(tree_shape.num_nodes, tree_shape.top_k)
     logits = spec.vocab_size * (2 * (dtype.itemsize + 4) + PENALIZED_BYTES)
     # Of a row a gate and up and what they come to; of each of its experts that, and what it adds.
     gates = max(

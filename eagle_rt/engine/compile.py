@@ -36,7 +36,7 @@ def compile_passes(core: EngineCore, models: LoadedModels, config: EngineConfig)
     if models.head and shape.num_steps:
         passes.append(models.head.compile(head_rows))
 
-    sampling = SamplingParams(temperature=0, max_new_tokens=2 * shape.num_steps + 3, ignore_eos=True)
+    sampling = SamplingParams(temperature=0, max_new_tokens=2 * shape.max_depth + 3, ignore_eos=True)
     for batch in batches:
         run_to_end(core, [[0]] * batch, [sampling] * batch)
     core.forget_metrics()
@@ -57,6 +57,6 @@ def rows_of_passes(trees: Iterable[TreeShape], batch_sizes: Iterable[int]) -> tu
         # What the target has confirmed is read by the head, then each level but the last is fed to it.
         own = {tree.max_depth + 1} | ({tree.top_k} if tree.num_steps > 1 else set())
         for batch_size in batch_sizes:
-            target_rows.add(batch_size * tree.num_draft_tokens)
+            target_rows.add(batch_size * tree.num_nodes)
             head_rows |= {batch_size * rows for rows in own}
     return target_rows, head_rows

@@ -139,7 +139,7 @@ class StepInputs:
             is_said = (steps < acceptance.num_emitted[:, None]) & (state_rows != padding_state)[:, None]
             self._penalties.count(acceptance.tokens, is_said)
         if kernel := triton_kernel("finish_step", root_tokens):
-            kept = acceptance.tokens, acceptance.num_accepted, outcome.tree.scores
+            kept = acceptance.tokens, acceptance.num_accepted, outcome.head_scores
             return kernel(*kept, state_rows, padding_state, root_tokens, num_cached)
         last_tokens = acceptance.tokens.gather(1, acceptance.num_accepted[:, None])[:, 0]
         is_real = state_rows != padding_state

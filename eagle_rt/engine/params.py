@@ -73,6 +73,7 @@ class SpeculativeParams:
         """
         if not self.enabled or tree == NO_SPECULATION:
             return None
+        tree = tree.of_a_request
         limits = {"num_steps": tree.num_steps, "eagle_topk": tree.top_k, "num_draft_tokens": tree.num_draft_tokens}
         wanted = {name: getattr(self, name) or limit for name, limit in limits.items()}
         for name, limit in limits.items():

@@ -38,7 +38,7 @@ class Decoded:
 
     def result(self, tree: TreeShape, prefilled: list[int], others: Logprobs) -> StepResult:
         """tree: that the step has drafted. prefilled: tokens chosen beside it, and others: their log-probabilities."""
-        broken, num_drafted = [bool(row[1]) for row in self.rows], [tree.num_draft_tokens - 1] * len(self.rows)
+        broken, num_drafted = [bool(row[1]) for row in self.rows], [tree.num_nodes - 1] * len(self.rows)
         return StepResult(prefilled, tokens_of(self.rows), num_drafted, broken, logprobs=self.logprobs | others, traces=self.traces)
 
 
@@ -238,8 +238,12 @@ class Runner:
     @torch.inference_mode()
     def start_prefill(self, chunks: tuple[Chunk, ...]) -> Callable[[], tuple[list[int], Logprobs]]:
         """Launch the passes that read them, and wait for nothing; the returned function does, for the tokens that follow them."""
-        target, drafter = self.stepper.target, self.stepper.drafter
+        target, drafter, texts = self.stepper.target, self.stepper.drafter, self.stepper.texts
         clock = DeviceClock(is_gpu=self._device == "cuda")
+        if texts:
+            for request in (chunk.request for chunk in chunks if chunk.is_first):
+                assert request.state_row is not None
+                texts.begin(request.state_row, request.tokens)
         batch = prefill_batch(chunks, self._page_size, self._device)
         feature_layers = drafter.head.feature_layers if drafter else ()
         output = target.forward(batch, self.stepper.pool, self.stepper.backend, feature_layers)

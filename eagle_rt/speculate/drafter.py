@@ -13,7 +13,7 @@ from eagle_rt.speculate.operations import DraftNoise, StepOperations
 from eagle_rt.speculate.sequences import DecodeSequences
 from eagle_rt.tree.draft_tree import DraftTree, root_only
 from eagle_rt.tree.verify import Acceptance
-from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
+from eagle_rt.tree_shape import TreeShape
 
 
 class TreeDrafter:
@@ -77,7 +77,7 @@ class TreeDrafter:
         A beam's rows live in the scratch rows: level l's K rows follow those of the levels above it, and each row sees the
         text and its own ancestors.
         """
-        if self.tree == NO_SPECULATION:
+        if not self.tree.num_steps:
             return root_only(sequences.root_tokens)
         top_k, num_levels, token_map, operations = self.tree.top_k, self.tree.num_steps - 1, self.head.token_map, self._operations
         states = self._states[sequences.state_rows][:, None]

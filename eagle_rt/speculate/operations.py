@@ -12,6 +12,7 @@ from eagle_rt.speculate.sampler import SamplingBatch, coupled_logits, target_cho
 from eagle_rt.tree import expand
 from eagle_rt.tree.draft_tree import DraftTree, ancestor_mask
 from eagle_rt.tree.expand import Beam, Candidates
+from eagle_rt.tree.graft import copied_tokens, graft
 from eagle_rt.tree.rerank import rerank
 from eagle_rt.tree.verify import Acceptance, walk
 
@@ -40,6 +41,13 @@ class StepOperations(Protocol):
     ) -> tuple[Candidates, Beam]: ...
 
     def rerank(self, candidates: Candidates, target_ids: Tensor, root_tokens: Tensor, num_nodes: int) -> DraftTree: ...
+
+    def graft(
+        self, tree: DraftTree, texts: Tensor, state_rows: Tensor, places: Tensor, num_copied: int, most_drafted: int
+    ) -> DraftTree:
+        """The trees with num_copied nodes of what the texts [S, T] in state_rows [B], whose last tokens are the roots and stand at
+        `places` [B], have said before. most_drafted: the depth of the trees so far."""
+        ...
 
     def place(self, tree: DraftTree, starts: Tensor, max_depth: int) -> tuple[Tensor, Tensor | MaskWords]:
         """(text positions [B, N] of nodes whose roots stand at starts [B], what each node sees of its tree)."""
@@ -74,6 +82,12 @@ class TorchOperations:
 
     def rerank(self, candidates: Candidates, target_ids: Tensor, root_tokens: Tensor, num_nodes: int) -> DraftTree:
         return rerank(candidates, target_ids, root_tokens, num_nodes)
+
+    def graft(
+        self, tree: DraftTree, texts: Tensor, state_rows: Tensor, places: Tensor, num_copied: int, most_drafted: int
+    ) -> DraftTree:
+        own = texts[state_rows].scatter(1, places[:, None], tree.tokens[:, :1].int())
+        return graft(tree, *copied_tokens(own, places, most_drafted + num_copied), num_copied)
 
     def place(self, tree: DraftTree, starts: Tensor, max_depth: int) -> tuple[Tensor, Tensor]:
         return starts[:, None] + tree.depths, ancestor_mask(tree.parents, max_depth)

@@ -13,6 +13,7 @@ from eagle_rt.speculate.drafter import TreeDrafter
 from eagle_rt.speculate.operations import StepOperations
 from eagle_rt.speculate.sequences import DecodeSequences
 from eagle_rt.speculate.simulate import simulated_walk
+from eagle_rt.speculate.texts import TextTable
 from eagle_rt.tree.draft_tree import DraftTree, path_tokens, root_only
 from eagle_rt.tree.verify import Acceptance
 from eagle_rt.tree_shape import TreeShape
@@ -20,18 +21,24 @@ from eagle_rt.tree_shape import TreeShape
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """tree: what was drafted; acceptance: what was kept of it; logits: the target's [B, N, V]."""
+    """tree: what was drafted, whether by a head; acceptance: what was kept of it; logits: the target's [B, N, V]."""
 
     tree: DraftTree
     acceptance: Acceptance
     logits: Tensor
+    has_head: bool
+
+    @property
+    def head_scores(self) -> Tensor:
+        """[B, N] where a head has drafted, of the roots alone [B, 1] where none has."""
+        return self.tree.scores if self.has_head else self.tree.scores[:, :1]
 
     @property
     def rows(self) -> Tensor:
         """[B, D + 3] int64, all that the host needs in one tensor: num_emitted, whether the head gave no numbers, then the
         tokens."""
         acceptance = self.acceptance
-        is_draft_broken = torch.isneginf(self.tree.scores[:, 1:2]).any(dim=1)
+        is_draft_broken = torch.isneginf(self.head_scores[:, 1:2]).any(dim=1)
         return torch.cat((acceptance.num_emitted[:, None], is_draft_broken[:, None], acceptance.tokens), dim=1)
 
 
@@ -39,6 +46,7 @@ class StepOutcome:
 class Stepper:
     """Everything that a decode step is made with, besides the sequences.
 
+    tree: the shape of what is drafted. texts: what the sequences have said, where that is copied, too.
     simulated_length: make up what is accepted, so many tokens a step; for benchmarks only.
     """
 
@@ -47,16 +55,18 @@ class Stepper:
     backend: AttentionBackend
     operations: StepOperations
     drafter: TreeDrafter | None
+    tree: TreeShape
+    texts: TextTable | None = None
     simulated_length: float | None = None
 
     @property
     def max_depth(self) -> int:
         """Of the trees."""
-        return self.drafter.tree.max_depth if self.drafter else 0
+        return self.tree.max_depth
 
     def sized(self, tree: TreeShape) -> "Stepper":
         """The same with trees of another shape."""
-        return replace(self, drafter=self.drafter.sized(tree)) if self.drafter else self
+        return replace(self, tree=tree, drafter=self.drafter.sized(tree) if self.drafter else None)
 
     @property
     def simulates(self) -> bool:
@@ -71,6 +81,9 @@ class Stepper:
         """
         drafter, operations = self.drafter, self.operations
         tree = drafter.propose(sequences) if drafter else root_only(sequences.root_tokens)
+        if self.texts and self.tree.num_copied:
+            texts = self.texts.tokens, sequences.state_rows, sequences.positions
+            tree = operations.graft(tree, *texts, self.tree.num_copied, self.tree.most_drafted)
         mark("draft")
 
         positions, tree_mask = operations.place(tree, sequences.positions, self.max_depth)
@@ -90,9 +103,12 @@ class Stepper:
         if self.pool.memories:
             firsts = torch.arange(0, tree.tokens.numel(), tree.num_nodes, device=logits.device)[:, None]
             self.pool.memories.keep(torch.where(acceptance.path < 0, -1, firsts + acceptance.path))
-        if drafter and output.features is not None:
+        if self.texts:
+            self.texts.note(sequences.state_rows, sequences.positions, sequences.root_tokens, acceptance.tokens)
+        if self.max_depth:
             operations.keep(self.pool, sequences.scratch_slots, acceptance.path)
             mark("accept")
+        if drafter and output.features is not None:
             drafter.extend_accepted(sequences, acceptance, output.features.view(*tree.tokens.shape, -1))
             mark("extend")
-        return StepOutcome(tree, acceptance, logits.view(*tree.tokens.shape, -1))
+        return StepOutcome(tree, acceptance, logits.view(*tree.tokens.shape, -1), has_head=self.tree.num_steps > 0)

@@ -3,7 +3,7 @@ more than what the last step but one has gained."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
 
@@ -19,6 +19,9 @@ RECENT_RATE, A_CHANGE, LEFT_AFTER_A_CHANGE, FARTHEST = 0.25, 4.0, 0.02, 3.0
 # How fast costs follow what is measured after the first few times, how far off a single step is believed to be at most, at first
 # and then, in logarithms: machines stand still at times; and how fast is forgotten that a tree has its own ratio.
 COST_RATE, FIRST_SURPRISE, MOST_SURPRISE, NUM_FIRST, OWN_FADES = 0.05, 2.0, 0.4, 4, 1 / 4096
+
+# Tokens of the shorter of two copies.
+SHORT_COPY = 4
 
 
 class TreeChoice(Protocol):
@@ -131,7 +134,7 @@ class PayingTree:
     def __init__(self, measured: dict[int, dict[TreeShape, float]]) -> None:
         self._sizes, self._costs = sorted(measured), {size: TreeCosts(own) for size, own in measured.items()}
         trees = next(iter(measured.values()))
-        ascending = sorted(trees, key=lambda tree: tree.num_draft_tokens)
+        ascending = sorted(trees, key=lambda tree: tree.num_nodes)
         self._gains = {is_sampled: [Gain(tree) for tree in ascending] for is_sampled in (False, True)}
 
     def best(self, batch_size: int, *, is_sampled: bool) -> TreeShape:
@@ -151,7 +154,7 @@ class PayingTree:
         least, most = own.range(num_seen)
         for gain in self._gains[is_sampled]:
             its_least, its_most = gain.range(num_seen)
-            is_larger = gain.tree.num_draft_tokens > tree.num_draft_tokens
+            is_larger = gain.tree.num_nodes > tree.num_nodes
             # What cannot be true any more is of other texts.
             is_outdated = its_most < least if is_larger else its_least > most
             gain.fade(0.0 if is_outdated else left)
@@ -166,9 +169,14 @@ class PayingTree:
 
 
 def trees_within(bounds: TreeShape) -> list[TreeShape]:
-    """Trees to choose from, the largest last: none, a short chain, one of half the size; as few as are worth capturing."""
+    """Trees to choose from, the largest last: none, a short chain, one of half the size, and the largest with copies and without;
+    where all is copied a short copy and the longest. As few as are worth capturing."""
+    if not bounds.num_steps:
+        short = replace(bounds, num_copied=min(SHORT_COPY, bounds.num_copied))
+        return sorted({NO_SPECULATION, short, bounds}, key=lambda tree: tree.num_nodes)
     chain_steps, half_steps = min(3, bounds.num_steps), (bounds.num_steps + 1) // 2
     supply = num_tree_nodes(half_steps, bounds.top_k)
     chain = TreeShape(chain_steps, 1, chain_steps + 1)
     half = TreeShape(half_steps, bounds.top_k, min(supply, max(2, bounds.num_draft_tokens // 2)))
-    return sorted({NO_SPECULATION, chain, half, bounds}, key=lambda tree: (tree.num_draft_tokens, tree.num_steps))
+    drafted = replace(bounds, num_copied=0)
+    return sorted({NO_SPECULATION, chain, half, drafted, bounds}, key=lambda tree: (tree.num_nodes, tree.num_steps))

@@ -8,10 +8,12 @@ from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.triton import ancestors, filter_thresholds, gumbel_argmax, move_rows, select_beam, top_children
 from eagle_rt.kernels.triton import rerank as rerank_kernel
 from eagle_rt.kernels.triton import walk as walk_kernel
+from eagle_rt.kernels.triton.graft_copies import graft_copies
 from eagle_rt.speculate.operations import DraftNoise, keep
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.tree.draft_tree import DraftTree
 from eagle_rt.tree.expand import Beam, Candidates, Level
+from eagle_rt.tree.graft import MOST_MATCHED, MOST_SEARCHED
 from eagle_rt.tree.verify import Acceptance
 
 
@@ -47,6 +49,12 @@ class TritonOperations:
         )
         top_k = candidates[0].tokens.shape[1]
         return DraftTree(*rerank_kernel.rerank(scores, tokens, parents, target_ids, root_tokens, top_k, num_nodes))
+
+    def graft(
+        self, tree: DraftTree, texts: Tensor, state_rows: Tensor, places: Tensor, num_copied: int, most_drafted: int
+    ) -> DraftTree:
+        own, search = (tree.tokens, tree.parents, tree.depths, tree.scores), (MOST_MATCHED, MOST_SEARCHED)
+        return DraftTree(*graft_copies(texts, state_rows, places, own, num_copied, most_drafted, *search))
 
     def place(self, tree: DraftTree, starts: Tensor, max_depth: int) -> tuple[Tensor, MaskWords]:
         words, positions = ancestors.ancestors(tree.parents, tree.depths, starts, max_depth)

@@ -14,6 +14,7 @@ from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.params import SamplingParams, SpeculativeParams
 from eagle_rt.speculate import copies
 from eagle_rt.speculate.copy_policy import FixedCopies, PayingCopies
+from eagle_rt.tree_shape import TreeShape
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=60, ignore_eos=True)
 SETTINGS = [
@@ -147,4 +148,5 @@ def test_what_needs_a_head_is_refused(target_dir: Path, options: dict[str, Any],
 )
 def test_copies_are_as_long_as_is_asked_for(target_dir: Path, options: dict[str, Any], longest: int) -> None:
     shape = copying(target_dir, **options).runner.tree_shape
-    assert (shape.num_steps, shape.top_k, shape.num_draft_tokens) == (longest - 1, 1, longest)
+    assert shape == TreeShape(0, 0, 1, num_copied=longest - 1)
+    assert shape.of_a_request == TreeShape(longest - 1, 1, longest)

@@ -36,12 +36,14 @@ from eagle_rt.kernels.triton.filter_thresholds import filter_thresholds
 from eagle_rt.kernels.triton.finish_step import finish_step
 from eagle_rt.kernels.triton.gated import gated
 from eagle_rt.kernels.triton.gated_product import gated_product
+from eagle_rt.kernels.triton.graft_copies import graft_copies
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
 from eagle_rt.kernels.triton.latent_queries import latent_queries
 from eagle_rt.kernels.triton.mix_experts import mix_experts
 from eagle_rt.kernels.triton.move_rows import move_rows
 from eagle_rt.kernels.triton.narrow_product import narrow_product
 from eagle_rt.kernels.triton.norms_side_by_side import norms_side_by_side
+from eagle_rt.kernels.triton.note_tokens import note_tokens
 from eagle_rt.kernels.triton.penalize import penalize
 from eagle_rt.kernels.triton.rerank import rerank
 from eagle_rt.kernels.triton.rotate_and_write import rotate_and_write
@@ -168,6 +170,9 @@ def finish_tree(top_k: int, num_steps: int, num_nodes: int) -> None:
     drafted = floats(2, candidates), ids(2, candidates), ids(2, candidates)
     rerank(*drafted, ids(32000), ids(2), top_k, num_nodes)
     tree, scores = ids(2, num_nodes), floats(2, num_nodes)
+    texts = ids(4, 4096, dtype=torch.int32), ids(2), ids(2)
+    graft_copies(*texts, (tree, tree, tree, scores), 16, num_steps, 32, 16384)
+    note_tokens(*texts, ids(2), ids(2, num_steps + 1))
     ancestors(tree, tree, ids(2), num_steps)
     walk(tree, tree, scores, tree, num_steps)
     begin_step(ids(2), ids(2, 64, dtype=torch.int32), 16, num_nodes)
