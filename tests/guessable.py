@@ -26,7 +26,7 @@ def write_guessable(directory: Path, name: str, loudness: float = 0.2, **overrid
     return directory
 
 
-def write_pair(directory: Path, name: str, **overrides) -> tuple[Path, Path]:
+def write_pair(directory: Path, name: str, **overrides: Any) -> tuple[Path, Path]:
     """Such a target and such a head."""
     target = write_guessable(directory / "target", name, **overrides)
     return target, write_guesser(directory / "head", target)

@@ -67,7 +67,7 @@ def prepared_core(
         notes += capture_steps(core, config)
     if config.sizes_trees and core.runner.host_stepper:
         notes += size_trees(core, config, costs, weights)
-    if config.sizes_trees and config.copies_alone:
+    if config.sizes_trees and config.copies_alone and core.runner.headless:
         notes += size_copies(core, config, costs)
     return core, notes
 

@@ -54,7 +54,7 @@ def test_finish_step(accepted: list[int], num_nodes: int, seed: int) -> None:
     scores = torch.where(numbers(2, batch_size, num_nodes) > 0, -torch.inf, -1.0)
     tree = DraftTree(*(numbers(9, batch_size, num_nodes) for _ in range(3)), scores)
     acceptance = Acceptance(numbers(9, batch_size, 4), torch.tensor(accepted, device=DEVICE), numbers(99, batch_size, 4))
-    outcome = StepOutcome(tree, acceptance, torch.zeros(0))
+    outcome = StepOutcome(tree, acceptance, torch.zeros(0), has_head=True)
     integers, is_padding = numbers(50, 5, batch_size), numbers(2, batch_size) > 0
     integers[2] = torch.where(is_padding, PADDING, integers[2] + PADDING + 1)
 

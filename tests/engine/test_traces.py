@@ -167,7 +167,7 @@ def test_nodes_that_stand_for_none_are_left_out() -> None:
         scores=torch.tensor([[0.0, none, -1.0, -2.0, none]]),
     )
     acceptance = walk(tree, torch.tensor([[7, 0, 8, 9, 0]]), 3)
-    outcome = StepOutcome(tree, acceptance, torch.empty(1, 5, 0))
+    outcome = StepOutcome(tree, acceptance, torch.empty(1, 5, 0), has_head=True)
     request = Request("a", [4, 5], replace(GREEDY, speculative=TRACED), seed=0)
     request.num_cached = 1
     assert traces_of_trees([request], outcome, [[7, 8, 9]]) == {
