@@ -1,6 +1,7 @@
 """Which tree a captured step has: against made-up texts and times, of which the best tree is known."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ MS = {
     8: {NO_SPECULATION: 4.4, CHAIN: 5.4, HALF: 6.6, LARGEST: 9.0},
     64: {NO_SPECULATION: 6.0, CHAIN: 10.0, HALF: 20.0, LARGEST: 40.0},
 }
+# The largest with copies as well.
+COPIES = replace(LARGEST, num_copied=16)
+COPIES_MS = {1: 6.0, 8: 11.0, 64: 65.0}
 # The chance that a tree's path goes on by one level, where it has any; how many siblings help.
 SIBLINGS = {CHAIN: 1, HALF: 3, LARGEST: 4}
 
@@ -28,12 +32,30 @@ def tokens(tree: TreeShape, ease: float, count: int, rng: np.random.Generator) -
     return (1 + goes_on.cumprod(axis=1).sum(axis=1)).tolist()
 
 
-def speed(choice: PayingTree | FixedTree, batch_size: int, ease: float, num_steps: int, rng: np.random.Generator) -> float:
+def with_copies(ease: float, repeated: float, count: int, rng: np.random.Generator) -> list[int]:
+    """Of the largest tree, and where the text repeats itself, which so often it does, more tokens."""
+    own, is_repeated = np.array(tokens(LARGEST, ease, count, rng)), rng.uniform(size=count) < repeated
+    return (own + is_repeated * rng.integers(4, 17, size=count)).tolist()
+
+
+def speed(
+    choice: PayingTree | FixedTree,
+    batch_size: int,
+    ease: float,
+    num_steps: int,
+    rng: np.random.Generator,
+    *,
+    repeated: float = 0.0,
+) -> float:
     """Tokens a millisecond over so many steps."""
     total, total_ms = 0, 0.0
     for _ in range(num_steps):
         tree = choice.best(batch_size, is_sampled=False)
-        gains, ms = tokens(tree, ease, batch_size, rng), MS[batch_size][tree] * rng.lognormal(0, 0.03)
+        if tree == COPIES:
+            gains, ms = with_copies(ease, repeated, batch_size, rng), COPIES_MS[batch_size]
+        else:
+            gains, ms = tokens(tree, ease, batch_size, rng), MS[batch_size][tree]
+        ms *= rng.lognormal(0, 0.03)
         choice.learn(tree, gains, ms, is_sampled=False)
         total, total_ms = total + sum(gains), total_ms + ms
     return total / total_ms
@@ -50,6 +72,20 @@ def test_it_comes_near_the_best_tree(batch_size: int, ease: float) -> None:
     rng = np.random.default_rng(0)
     speeds = [speed(PayingTree(MS), batch_size, ease, 1500, rng) for _ in range(6)]
     assert np.mean(speeds) > 0.96 * best_fixed(batch_size, ease, rng)
+
+
+@pytest.mark.parametrize("ease", [0.02, 0.45])
+@pytest.mark.parametrize("batch_size", list(MS))
+def test_copies_are_found_where_texts_repeat_themselves(batch_size: int, ease: float) -> None:
+    """And cost little where they do not."""
+    rng, measured = np.random.default_rng(0), {size: {COPIES: COPIES_MS[size], **own} for size, own in MS.items()}
+    ratios, best = [], [best_fixed(batch_size, ease, rng)]
+    best.append(max(best[0], speed(FixedTree(COPIES), batch_size, ease, 3000, rng, repeated=0.3)))
+    for repeated, most in zip((0.0, 0.3), best, strict=True):
+        speeds = [speed(PayingTree(measured), batch_size, ease, 1500, rng, repeated=repeated) for _ in range(6)]
+        ratios.append(np.mean(speeds) / most)
+    assert ratios[0] > 0.94
+    assert ratios[1] > 0.97
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.02, 0.75), (0.75, 0.02)])
@@ -151,6 +187,13 @@ def test_a_change_shows_after_a_few_steps_and_not_after_one() -> None:
     assert not any(gain.add(tokens(LARGEST, 0.6, 1, rng)) for _ in range(200))
     assert not gain.add([1])
     assert any(gain.add([1]) for _ in range(12))
+
+
+def test_copies_to_choose_from() -> None:
+    """The largest tree with them and without; where they are all that is drafted long ones and short ones."""
+    assert trees_within(replace(LARGEST, num_copied=9))[-2:] == [LARGEST, replace(LARGEST, num_copied=9)]
+    assert trees_within(TreeShape(0, 0, 1, 9)) == [NO_SPECULATION, TreeShape(0, 0, 1, 4), TreeShape(0, 0, 1, 9)]
+    assert trees_within(TreeShape(0, 0, 1, 3)) == [NO_SPECULATION, TreeShape(0, 0, 1, 3)]
 
 
 @pytest.mark.parametrize("bounds", [(1, 1, 2), (2, 1, 3), (5, 1, 6), (1, 4, 5), (3, 2, 8), (5, 8, 32), (8, 10, 60)], ids=str)
