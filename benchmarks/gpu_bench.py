@@ -36,6 +36,7 @@ class Bench:
             dtype=args.dtype,
             quantization=args.quantization,
             speculative_algorithm="EAGLE3",
+            speculative_ngram="off",
             speculative_fit_check="off",
             attention_backend=args.attention_backend,
             max_total_tokens=args.max_total_tokens,

@@ -25,6 +25,7 @@ from eagle_rt.bench.sweep import Measurement, Setting, core_for, measure_once, r
 from eagle_rt.bench.workload import Workload
 from eagle_rt.engine.load import weight_bytes
 from eagle_rt.engine.prepare import decode_sequences
+from eagle_rt.resolve import DEFAULT_COPY
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 ROOT = Path(__file__).parents[1]
@@ -35,6 +36,7 @@ BOUNDS = TreeShape(5, 8, 32)
 PARITY_TESTS = [
     "kernels/test_triton_kernels",
     "kernels/test_triton_tree_attention",
+    "kernels/test_triton_copies",
     "kernels/test_skinny_products",
     "kernels/test_experts",
     "kernels/test_latents",
@@ -163,6 +165,37 @@ def swept(bench: Bench, batch_size: int, temperature: float = 0.0, **changes: An
     return rows(measurements)
 
 
+def copies(bench: Bench) -> Jobs:
+    """What is gained by drafting what texts repeat: after prompts, and after those that hold the reply to them."""
+    return {
+        f"batch {size}, {text}": partial(copied, bench, size, is_asked_again=text == "asked again")
+        for size in ([1] if bench.is_quick else [1, 8])
+        for text in ("prompts", "asked again")
+    }
+
+
+def copied(bench: Bench, batch_size: int, *, is_asked_again: bool) -> Rows:
+    """With nothing, the head alone, the head and copies, and copies alone."""
+    prompts, head = (bench.workload.prompts * batch_size)[: max(4, 2 * batch_size)], Setting(batch_size, BOUNDS, is_adaptive=True)
+    if is_asked_again:
+        texts = zip(bench.workload.prompts, bench.plain_texts, strict=True)
+        prompts = ([[*prompt, *reply, *prompt] for prompt, reply in texts] * batch_size)[: len(prompts)]
+    longest = TreeShape(DEFAULT_COPY - 1, 1, DEFAULT_COPY)
+    config, measurements = bench.config(batch_size), {}
+    for name, setting, changes in (
+        ("nothing", Setting(batch_size, NO_SPECULATION), {}),
+        ("head", head, {}),
+        ("head and copies", head, {"speculative_ngram": "auto"}),
+        ("copies", Setting(batch_size, longest, is_adaptive=True), {"speculative_algorithm": "NGRAM", "speculative_ngram": "auto"}),
+    ):
+        measurements[name] = Measurement(setting)
+        gc.collect()
+        workload = Workload(bench.workload.name, prompts)
+        measure_once(bench.models, replace(config, **changes), measurements[name], workload, bench.sampling)
+        measurements[name].core = None  # and with it its cache
+    return [{"drafting": name, **row} for name, row in zip(measurements, rows(list(measurements.values())), strict=True)]
+
+
 def start_up(bench: Bench) -> Jobs:
     """Of an engine whose weights are loaded, with graphs for the batch sizes that are captured by default."""
 
@@ -285,7 +318,7 @@ def transformers_rate(bench: Bench) -> Rows:
 PARTS: dict[str, Callable[[Bench], Jobs]] = {
     part.__name__: part
     for part in (
-        machine, exactness, contexts, sweep, profile, parity, attention, latents, products, experts, start_up, load, peer,
+        machine, exactness, contexts, sweep, copies, profile, parity, attention, latents, products, experts, start_up, load, peer,
         step_parts, kernels, tilings,
     )
 }  # fmt: skip

@@ -1,12 +1,13 @@
 """Capturing decode steps at start, for the batch sizes that were asked for."""
 
 import time
+from dataclasses import replace
 
 import torch
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import EngineCore
-from eagle_rt.engine.graphs import GraphLimits, StepGraphs, default_batch_sizes
+from eagle_rt.engine.graphs import MOST_COPYING, GraphLimits, StepGraphs, copies_beside, default_batch_sizes
 from eagle_rt.models.spec import ModelSpec
 from eagle_rt.speculate.tree_choice import PayingTree, trees_within
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
@@ -40,6 +41,9 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dt
     shape = spec.shape
     batch_size = max(graph_batch_sizes(config))
     num_rows = batch_size * max(tree_shape.num_nodes, tree_shape.top_k)
+    if copies_beside(tree_shape):
+        drafted = replace(tree_shape, num_copied=0)
+        num_rows = max(min(batch_size, MOST_COPYING) * tree_shape.num_nodes, batch_size * max(drafted.num_nodes, drafted.top_k))
     logits = spec.vocab_size * (2 * (dtype.itemsize + 4) + PENALIZED_BYTES)
     # Of a row a gate and up and what they come to; of each of its experts that, and what it adds.
     gates = max(

@@ -18,6 +18,8 @@ from eagle_rt.speculate.sequences import DecodeSequences, scratch_rows
 from eagle_rt.speculate.step import StepOutcome, Stepper
 from eagle_rt.tree_shape import TreeShape
 
+# Copies beside a head's tree are captured for batches of up to so many: in larger ones their rows are far from free.
+MOST_COPYING = 8
 # How often every step is timed, and the least that it is believed to take.
 NUM_TIMED, LEAST_MS = 3, 1e-3
 
@@ -209,7 +211,7 @@ class StepGraph:
 
 class StepGraphs:
     """Captured steps with trees of a few shapes, the largest first in `steppers`, for a few batch sizes, with penalties and
-    without; a batch runs in the smallest that holds it."""
+    without; a batch runs in the smallest that holds it. Large batches have no copies beside what a head drafts."""
 
     def __init__(self, steppers: dict[TreeShape, Stepper], batch_sizes: list[int], limits: GraphLimits, device: str) -> None:
         self.batch_sizes, self.steppers = sorted(batch_sizes), steppers
@@ -222,6 +224,8 @@ class StepGraphs:
                 for penalties in (tables.first(batch_size), None):
                     inputs = StepInputs(batch_size, limits, device, penalties)
                     for tree, stepper in steppers.items():
+                        if copies_beside(tree) and batch_size > MOST_COPYING:
+                            continue
                         graph = StepGraph(stepper, inputs, device, memory)
                         self._graphs[batch_size, tree, penalties is not None], memory = graph, graph.memory
 
@@ -229,9 +233,14 @@ class StepGraphs:
     def trees(self) -> list[TreeShape]:
         return list(self.steppers)
 
+    def size_for(self, batch_size: int) -> int | None:
+        """None where the batch is larger than all of them."""
+        return next((size for size in self.batch_sizes if size >= batch_size), None)
+
     def find(self, batch_size: int, tree: TreeShape, *, has_penalties: bool = False) -> StepGraph | None:
         """None where the batch is larger than all of them."""
-        return next((self._graphs[size, tree, has_penalties] for size in self.batch_sizes if size >= batch_size), None)
+        size = self.size_for(batch_size)
+        return None if size is None else self._graphs[size, tree, has_penalties]
 
     @torch.inference_mode()
     def measured_ms(self) -> dict[int, dict[TreeShape, float]]:
@@ -243,6 +252,11 @@ class StepGraphs:
                     ms = max(LEAST_MS, graph.launch((), follows=False)().ms)
                     measured[size][tree] = min(ms, measured[size].get(tree, ms))
         return measured
+
+
+def copies_beside(tree: TreeShape) -> bool:
+    """Whether a head drafts it and the text repeats some of it."""
+    return bool(tree.num_steps and tree.num_copied)
 
 
 def default_batch_sizes(largest: int) -> list[int]:

@@ -115,8 +115,8 @@ class Runner:
     def can_run_ahead(self, plan: StepPlan) -> bool:
         """Whether the plan is one captured step and nothing else, and still that of those who are left, so that another may follow
         before its result is known."""
-        graph, staying = self._graph_for(plan.decodes, self.tree_shape), plan.staying
-        return bool(staying and not plan.chunks and graph and graph is self._graph_for(staying, self.tree_shape))
+        place = self._place_of(plan.decodes)
+        return bool(plan.staying and not plan.chunks and place and place == self._place_of(plan.staying))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, *, follows: bool) -> Callable[[], StepResult]:
@@ -159,10 +159,15 @@ class Runner:
         self.choice.learn(tree, [row[0] for row in rows], ms, is_sampled=is_sampled(requests))
 
     def _graph_for(self, requests: tuple[Request, ...], tree: TreeShape) -> StepGraph | None:
-        if not self.graphs or needs_host(requests):
+        place = self._place_of(requests)
+        return self.graphs.find(place[0], tree, has_penalties=place[1]) if self.graphs and place else None
+
+    def _place_of(self, requests: tuple[Request, ...]) -> tuple[int, bool] | None:
+        """For how many requests, and whether with penalties, the step was captured that these would run in, with any tree."""
+        size = self.graphs.size_for(len(requests)) if self.graphs else None
+        if size is None or needs_host(requests):
             return None
-        has_penalties = any(request.sampling.has_penalties for request in requests)
-        return self.graphs.find(len(requests), tree, has_penalties=has_penalties)
+        return size, any(request.sampling.has_penalties for request in requests)
 
     def _run_on_host(self, plan: StepPlan, stepper: HostStepper | HeadlessStepper) -> StepResult:
         outcome, prefilled, others, head_rows = NOTHING_DECODED, [], {}, None

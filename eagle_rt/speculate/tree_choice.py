@@ -127,18 +127,19 @@ class PayingTree:
     discounted upper confidence bounds (Garivier and Moulines, "On Upper-Confidence Bound Policies for Switching Bandit Problems",
     2011, section 2.1), with the variance estimated.
 
-    measured: milliseconds of each tree's step by batch size; larger batches are believed to take what the largest of these do,
-    until they are met.
+    measured: milliseconds of each tree's step by batch size, of those that there are; larger batches are believed to take what the
+    largest of these do, until they are met.
     """
 
     def __init__(self, measured: dict[int, dict[TreeShape, float]]) -> None:
         self._sizes, self._costs = sorted(measured), {size: TreeCosts(own) for size, own in measured.items()}
-        trees = next(iter(measured.values()))
+        trees = {tree for own in measured.values() for tree in own}
         ascending = sorted(trees, key=lambda tree: tree.num_nodes)
         self._gains = {is_sampled: [Gain(tree) for tree in ascending] for is_sampled in (False, True)}
 
     def best(self, batch_size: int, *, is_sampled: bool) -> TreeShape:
-        gains, costs = self._gains[is_sampled], self._costs_of(batch_size)
+        costs = self._costs_of(batch_size)
+        gains = [gain for gain in self._gains[is_sampled] if gain.tree in costs.measured]
         num_seen = sum(gain.count for gain in gains)
         uppers = [gain.range(num_seen)[1] for gain in gains]
         # None gains more than a larger one may.
