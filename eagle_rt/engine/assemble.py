@@ -20,7 +20,7 @@ from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.models.spec import ModelSpec
 from eagle_rt.resolve import resolve_tree, unused_options
 from eagle_rt.speculate.acceptance import SHARPNESS
-from eagle_rt.speculate.copy_policy import FixedCopies
+from eagle_rt.speculate.copy_policy import Copying, FixedCopies
 from eagle_rt.speculate.drafter import TreeDrafter
 from eagle_rt.speculate.headless_step import HeadlessStepper
 from eagle_rt.speculate.host_drafter import HostDrafter
@@ -91,8 +91,8 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
             FixedPolicy(largest_batch),
         )
     elif not drafter and (config.copies_alone or device == "cpu"):
-        policy = FixedCopies(largest_batch) if config.copies_alone else None
-        headless = HeadlessStepper(HostVerifier(models.target, pool, backend), policy)
+        copying = Copying(FixedCopies(largest_batch)) if config.copies_alone else None
+        headless = HeadlessStepper(HostVerifier(models.target, pool, backend), copying)
     runner = Runner(stepper, host_stepper, headless, tree_shape, config.page_size, device, largest_batch)
     scheduler = Scheduler(
         limits,

@@ -22,8 +22,7 @@ from eagle_rt.resolve import resolve_device, resolve_tree
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.compiled import compile_all
-from eagle_rt.speculate.copies import CopyBook
-from eagle_rt.speculate.copy_policy import PayingCopies
+from eagle_rt.speculate.copy_policy import Copying, PayingCopies
 from eagle_rt.speculate.costs import StepCosts
 
 # Alone and beside a shorter one: these make up most of the ways in which `tree_attention` cuts the reading of prompts.
@@ -91,8 +90,9 @@ def size_trees(core: EngineCore, config: EngineConfig, costs: StepCosts | None, 
     assert stepper
     costs, notes = costs_here(core, costs)
     estimator = AcceptanceEstimator(core.runner.tree_shape.num_steps, weights)
-    stepper.policy = AdaptivePolicy(costs, estimator, config.speculative_disable_by_batch_size)
-    stepper.copies = CopyBook() if config.speculative_ngram == "auto" else None
+    most = config.speculative_disable_by_batch_size
+    stepper.policy = AdaptivePolicy(costs, estimator, most)
+    stepper.copying = Copying(PayingCopies(costs.of_verifying(), most)) if config.speculative_ngram == "auto" else None
     return notes
 
 
@@ -101,7 +101,7 @@ def size_copies(core: EngineCore, config: EngineConfig, costs: StepCosts | None)
     stepper = core.runner.headless
     assert stepper
     costs, notes = costs_here(core, costs)
-    stepper.policy = PayingCopies(costs, config.speculative_disable_by_batch_size)
+    stepper.copying = Copying(PayingCopies(costs, config.speculative_disable_by_batch_size))
     return notes
 
 

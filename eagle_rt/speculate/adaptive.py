@@ -94,10 +94,6 @@ class AdaptivePolicy:
     def is_measuring(self) -> bool:
         return self.choice.is_measuring
 
-    @property
-    def least_chance(self) -> float:
-        return self._last.price.least_node if self._last else 0.0
-
     def leaves_to_copies(self, sequences: Sequence[HostSequence], misses: Floats) -> bool:
         """A head's tree gains something only where the copy is wrong."""
         if misses.min() > MOST_MISSES:

@@ -1,28 +1,41 @@
-"""Which copies are verified where there is no head: all that trees have room for, or those that pay."""
+"""Which copies are verified where no head drafts: all that trees have room for, or those that pay."""
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from eagle_rt.speculate.compiled import worth_verifying
+from eagle_rt.speculate.copies import Copy, CopyBook, candidates_of, owners_and_chances
 from eagle_rt.speculate.costs import Observation, StepCosts
 from eagle_rt.speculate.forest import Floats, Ints
+from eagle_rt.speculate.host_verifier import Drafted
 from eagle_rt.speculate.members import conditions_of
-from eagle_rt.speculate.policy import Rests, bounds_of
+from eagle_rt.speculate.policy import MOST_RESTS, Rests, bounds_of
 from eagle_rt.speculate.prices import Price, PriceBook
 from eagle_rt.speculate.sequences import HostSequence
 
+# After so many plain steps the last price says no more which copies are not worth looking at.
+STEPS_OF_A_PRICE = 64
+
 
 class CopyPolicy(Protocol):
-    @property
-    def least_chance(self) -> float:
-        """Copies whose first token is less likely to be right are not worth verifying."""
+    def least_chance(self, batch_size: int) -> float:
+        """In batches of so many, copies whose first token is less likely to be right are not worth verifying."""
         ...
 
-    def keep(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, rests: Rests) -> Ints:
-        """The places, ascending, of the copied tokens that the target verifies; with each those before it. rests: the plain steps
-        since the last one with copies."""
+    def keep(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, between_ms: float) -> Ints:
+        """The places, ascending, of the copied tokens that the target verifies; with each those before it. between_ms: what passes
+        between plain steps."""
+        ...
+
+    def add_rest(self, batch_size: int, ms: float) -> None:
+        """A plain step of so many sequences took so long."""
+        ...
+
+    def add_drafted(self, sequences: Sequence[HostSequence], num_gained: int, ms: float) -> None:
+        """A step in which a head has drafted gained so many tokens in so many milliseconds, all told."""
         ...
 
     def learn(self, sequences: Sequence[HostSequence], num_gained: int, num_rows: int, ms: float, between_ms: float) -> None:
@@ -33,14 +46,21 @@ class CopyPolicy(Protocol):
 class FixedCopies:
     """All of every copy, in batches of up to max_batch_size."""
 
-    least_chance = 0.0
-
     def __init__(self, max_batch_size: int | None) -> None:
         self._max_batch_size = max_batch_size
 
-    def keep(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, rests: Rests) -> Ints:
+    def least_chance(self, batch_size: int) -> float:
+        return 0.0
+
+    def keep(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, between_ms: float) -> Ints:
         is_small = self._max_batch_size is None or len(sequences) <= self._max_batch_size
         return np.arange(len(chances) if is_small else 0)
+
+    def add_rest(self, batch_size: int, ms: float) -> None:
+        pass
+
+    def add_drafted(self, sequences: Sequence[HostSequence], num_gained: int, ms: float) -> None:
+        pass
 
     def learn(self, sequences: Sequence[HostSequence], num_gained: int, num_rows: int, ms: float, between_ms: float) -> None:
         pass
@@ -54,12 +74,26 @@ class PayingCopies:
         self.costs, self.prices = costs, PriceBook(costs)
         self._max_batch_size = max_batch_size
         self._price: Price | None = None  # of the last step that was decided on
+        self._rests: deque[tuple[int, float]] = deque(maxlen=MOST_RESTS)  # plain steps since then
 
-    @property
-    def least_chance(self) -> float:
-        return self._price.least_node if self._price else 0.0
+    def least_chance(self, batch_size: int) -> float:
+        """Prices may fall: none holds for ever."""
+        price = self._price
+        return price.least_node if price and price.batch_size == batch_size and len(self._rests) < STEPS_OF_A_PRICE else 0.0
 
-    def keep(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, rests: Rests) -> Ints:
+    def add_rest(self, batch_size: int, ms: float) -> None:
+        self._rests.append((batch_size, ms))
+
+    def add_drafted(self, sequences: Sequence[HostSequence], num_gained: int, ms: float) -> None:
+        """Time is as dear as all that is done in it makes it."""
+        batch_size, conditions = len(sequences), conditions_of(sequences)
+        plain_ms = self.prices.last(conditions).plain_ms
+        self.prices.steps(conditions).add(num_gained / batch_size, ms / plain_ms, 0.0, 1.0, None)
+        self.prices.add_steps(1)
+
+    def keep(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, between_ms: float) -> Ints:
+        rests = Rests(list(self._rests), between_ms)
+        self._rests.clear()
         if self._max_batch_size is not None and len(sequences) > self._max_batch_size:
             return owners[:0]
         self._price = price = self._priced(sequences, rests)
@@ -84,3 +118,20 @@ class PayingCopies:
             self.prices.steps(conditions).add_rests(count, sum(ms for _, ms in rests.steps))
             self.prices.add_steps(count)
         return self.prices.at(conditions)
+
+
+class Copying:
+    """What texts repeat, and which of it is verified by itself."""
+
+    def __init__(self, policy: CopyPolicy) -> None:
+        self.book, self.policy = CopyBook(), policy
+
+    def of(self, sequences: Sequence[HostSequence]) -> list[Copy]:
+        """Those that may be worth it."""
+        return self.book.of(sequences, self.policy.least_chance(len(sequences)))
+
+    def alone(self, sequences: Sequence[HostSequence], copies: list[Copy], between_ms: float) -> Drafted | None:
+        """What is verified where nothing else is drafted; None if nothing is worth it."""
+        owners, chances = owners_and_chances(copies)
+        kept = self.policy.keep(sequences, chances, owners, between_ms)
+        return Drafted.of(sequences, candidates_of(copies), kept, 0, has_chances=True) if len(kept) else None

@@ -210,6 +210,12 @@ class StepCosts:
         if len(self._waiting) < MOST_WAITING:
             self._waiting.append((observation, conditions))
 
+    def of_verifying(self) -> "StepCosts":
+        """Those of verifying as they were measured, for steps in which nothing else takes any time; what is learned of either says
+        nothing of the other."""
+        own = self.parts["verify"]
+        return costs_of_verifying(PartCost(list(own.knots), list(own.values), own.per_sequence, own.tiles))
+
     def to_json(self) -> dict[str, Any]:
         return {
             name: {"knots": part.knots, "values": part.values, "per_sequence": part.per_sequence, "tiles": asdict(part.tiles)}
@@ -247,6 +253,11 @@ def fitted_costs(observations: list[Observation], tiles: RowTiles = NO_TILES, ju
 
 
 def fitted_copy_costs(observations: list[Observation], tiles: RowTiles = NO_TILES, jump_after: int | None = None) -> StepCosts:
-    """Where there is no head nothing but verifying takes any time."""
+    """Where there is no head."""
+    return costs_of_verifying(fitted_cost(observations, tiles, jump_after))
+
+
+def costs_of_verifying(verify: PartCost) -> StepCosts:
+    """Nothing else takes any time."""
     nothing = {name: PartCost([1.0], [1e-6], 0.0) for name in PARTS}
-    return StepCosts({**nothing, "verify": fitted_cost(observations, tiles, jump_after)})
+    return StepCosts({**nothing, "verify": verify})

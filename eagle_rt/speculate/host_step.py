@@ -12,7 +12,8 @@ from itertools import chain
 import numpy as np
 
 from eagle_rt.speculate.between_steps import Choosing, Pauses
-from eagle_rt.speculate.copies import NOTHING, Copy, CopyBook, candidates_of, owners_and_chances, with_copies
+from eagle_rt.speculate.copies import Copy, with_copies
+from eagle_rt.speculate.copy_policy import Copying
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Floats, Ints
 from eagle_rt.speculate.host_drafter import Draft, HostDrafter
@@ -31,10 +32,10 @@ TOKENS_OF_A_COPY = 3
 class HostStepper:
     """Everything that such a step is made with.
 
-    copies: what texts have said before is drafted, too, if there is such a book.
+    copying: what texts have said before is drafted, too, if there is such a thing.
     """
 
-    copies: CopyBook | None = None
+    copying: Copying | None = None
 
     def __init__(self, verifier: HostVerifier, drafter: HostDrafter, policy: TreePolicy) -> None:
         self.verifier, self.drafter, self.policy = verifier, drafter, policy
@@ -55,7 +56,7 @@ class HostStepper:
         """
         begin = time.perf_counter()
         self._pauses[self._has_drafted].end(begin)
-        copies = self.copies.of(sequences, self.policy.least_chance) if self.copies else []
+        copies = self.copying.of(sequences) if self.copying else []
         looked, plan = time.perf_counter(), RESTING
         if not self.policy.rests(len(sequences)) and not (copies and self._leaves_to(copies, sequences)):
             rows = [self.drafter.rows[sequence.id] for sequence in sequences]
@@ -64,8 +65,9 @@ class HostStepper:
             self._rests.clear()
             plan = self.policy.begin(own, [row.num_waiting for row in rows])
         asked = time.perf_counter()
-        may_copy = bool(copies) and not plan.drafters and not self.policy.is_measuring
-        alone = self._copies_alone(sequences, copies) if may_copy else None
+        alone = None
+        if self.copying and copies and not plan.drafters and not self.policy.is_measuring:
+            alone = self.copying.alone(sequences, copies, self._between_ms(has_drafted=False))
         decided = time.perf_counter()
         self._has_drafted = bool(plan.drafters or alone)
         if plan.drafters:
@@ -75,9 +77,9 @@ class HostStepper:
         else:
             outcome = self._rest(sequences, sampling, mark)
         end = time.perf_counter()
-        if self.copies:
+        if self.copying:
             is_used = outcome.drafted is not None and bool(outcome.drafted.is_copied.any())
-            self.copies.pay(looked - begin + decided - asked, end - begin, is_used=is_used)
+            self.copying.book.pay(looked - begin + decided - asked, end - begin, is_used=is_used)
         self._pauses[self._has_drafted].begin(end)
         mark("accept")
         return outcome
@@ -89,19 +91,18 @@ class HostStepper:
             misses[copy.owner] -= copy.chances[:TOKENS_OF_A_COPY][-1]
         return self.policy.leaves_to_copies(sequences, misses)
 
-    def _copies_alone(self, sequences: list[HostSequence], copies: list[Copy]) -> Drafted | None:
-        """What is worth verifying where no head drafts; None if nothing is."""
-        owners, chances = owners_and_chances(copies)
-        kept = self.policy.keep_copies(sequences, chances, owners, NOTHING)
-        return Drafted.of(sequences, candidates_of(copies), kept, 0, self.policy.has_chances) if len(kept) else None
-
     def _copy(
         self, sequences: list[HostSequence], sampling: SamplingBatch, drafted: Drafted, mark: Callable[[str], None]
     ) -> HostOutcome:
         """A step in which no head drafts, but what the texts themselves have said is verified."""
         if has_read := self.drafter.rows.is_due and self._read_on(sequences):
             mark("extend")
+        start = time.perf_counter()
         confirmed = self._verify(sequences, sampling, drafted, mark)
+        if self.copying:
+            ms, num_rows = 1000 * (time.perf_counter() - start), len(drafted.trees.owners)
+            num_gained, between_ms = sum(map(len, confirmed.tokens)), self._between_ms(has_drafted=True)
+            self.copying.policy.learn(sequences, num_gained, num_rows, ms, between_ms)
         self.policy.add_copied(sequences)
         self._num_warm = 0
         paths, is_broken = confirmed.paths, [False] * len(sequences)
@@ -120,6 +121,8 @@ class HostStepper:
         # Those that follow copies are as those that follow drafts.
         if self._num_warm >= num_cold(ms):
             self._rests.append((batch_size, ms))
+        if self.copying:
+            self.copying.policy.add_rest(batch_size, ms)
         self._num_warm += 1
         mark("verify")
         ones = [[row] for row in range(batch_size)]
@@ -152,6 +155,9 @@ class HostStepper:
         verify_ms = 1000 * (time.perf_counter() - draft.end) + self._choosing[False].ms
         learning_ms = self._learn(plan, draft, kept[~drafted.is_copied], drafted, confirmed.paths, verify_ms)
         self._choosing[plan.teaches].add(asking_ms + learning_ms)
+        if self.copying:
+            ms = 1000 * (time.perf_counter() - begin) + self._between_ms(has_drafted=True)
+            self.copying.policy.add_drafted(sequences, sum(map(len, confirmed.tokens)), ms)
         is_broken, paths = draft.is_broken.tolist(), confirmed.paths
         return HostOutcome(confirmed.tokens, drafted.counts, is_broken, True, confirmed.logits, paths, drafted)
 
@@ -186,8 +192,8 @@ class HostStepper:
         """A sequence has left."""
         self.drafter.rows.forget(sequence_id)
         self.policy.forget(sequence_id)
-        if self.copies:
-            self.copies.forget(sequence_id)
+        if self.copying:
+            self.copying.book.forget(sequence_id)
 
     def _learn(
         self, plan: DraftPlan, draft: Draft, kept: Ints, drafted: Drafted, paths: list[list[int]], verify_ms: float

@@ -130,19 +130,14 @@ class TreePolicy(Protocol):
         """Whether what was decided on last is a step without any drafts, for what that takes."""
         ...
 
-    @property
-    def least_chance(self) -> float:
-        """Nodes of which none is likelier to be accepted are not worth verifying by themselves."""
-        ...
-
     def leaves_to_copies(self, sequences: Sequence[HostSequence], misses: Floats) -> bool:
         """Asked before each step with copies: whether no head need draft beside them. misses: [B] how likely one of the first
         tokens of each one's copy is to be wrong, 1 where there is none."""
         ...
 
     def keep_copies(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, kept: Ints) -> Ints:
-        """The places, ascending, of those copied nodes that the target verifies; with each those of its sequence that are likelier.
-        kept: the owners of the nodes that are verified in any case."""
+        """The places, ascending, of those copied nodes that the target verifies beside what a head has drafted; with each those of
+        its sequence that are likelier. kept: the owners of the nodes that are verified in any case."""
         ...
 
     def add_copied(self, sequences: Sequence[HostSequence]) -> None:
@@ -199,7 +194,7 @@ class FixedPolicy:
     max_batch_size: larger batches are not drafted for.
     """
 
-    has_chances, calibration, is_measuring, least_chance = False, None, False, 0.0
+    has_chances, calibration, is_measuring = False, None, False
 
     def __init__(self, max_batch_size: int | None) -> None:
         self._max_batch_size = max_batch_size

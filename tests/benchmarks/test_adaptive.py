@@ -89,7 +89,7 @@ def test_what_texts_repeat(target_dir: Path, head_dir: Path, tmp_path: Path, mon
     def noted(models: object, config: EngineConfig, setting: object) -> EngineCore:
         core = original(models, config, setting)
         if stepper := core.runner.host_stepper:
-            given[config.speculative_ngram].append(stepper.copies)
+            given[config.speculative_ngram].append(stepper.copying)
         return core
 
     monkeypatch.setattr(adaptive, "core_for", noted)

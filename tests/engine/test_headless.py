@@ -53,7 +53,7 @@ def test_no_text_is_changed_and_fewer_steps_are_made(target_dir: Path, options: 
         assert core.current_metrics().num_accepted_tokens > 20
     if "max_total_tokens" in options:
         assert core.scheduler.num_preemptions > 0
-    assert not core.runner.headless._copies._texts  # nobody is left
+    assert not core.runner.headless.copying.book._texts  # nobody is left
 
 
 def test_a_request_may_want_less_or_nothing(target_dir: Path) -> None:
@@ -87,10 +87,10 @@ def test_nothing_is_copied_in_larger_batches_than_allowed(target_dir: Path) -> N
 
 
 def test_what_is_copied_is_what_pays_unless_all_is_asked_for(target_dir: Path) -> None:
-    assert isinstance(copying(target_dir).runner.headless.policy, FixedCopies)
+    assert isinstance(copying(target_dir).runner.headless.copying.policy, FixedCopies)
     core = copying(target_dir, speculative_tree="auto")
-    assert isinstance(core.runner.headless.policy, PayingCopies)
-    assert make_core(target_dir).runner.headless.policy is None
+    assert isinstance(core.runner.headless.copying.policy, PayingCopies)
+    assert make_core(target_dir).runner.headless.copying is None
 
 
 @pytest.mark.parametrize("jump_after", [None, 5])

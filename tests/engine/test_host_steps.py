@@ -17,7 +17,7 @@ from eagle_rt.speculate import drafters, head_rows, host_step
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.compiled import best_places, descending
-from eagle_rt.speculate.copies import CopyBook
+from eagle_rt.speculate.copy_policy import Copying, FixedCopies
 from eagle_rt.speculate.costs import StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.policy import DraftPlan, FixedPlan, FixedPolicy, StepRecord, best_of_each, bounds_of, can_grow
@@ -80,6 +80,38 @@ class AnyPolicy(FixedPolicy):
         return best_places(descending(chances), owners, np.array(left))
 
 
+class AnyCopies(FixedCopies):
+    """Verified by dice where no head drafts."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(None)
+        self.rng = random.Random(seed)
+
+    def keep(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, between_ms: float) -> Ints:
+        return best_places(descending(chances), owners, np.array([self.rng.randrange(TREE[2]) for _ in sequences]))
+
+
+class NotingCopies(FixedCopies):
+    """All are verified while it `is_on`. Notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.is_on, self.chances, self.rests, self.drafted, self.learned = True, np.zeros(0), [], [], []
+
+    def keep(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, between_ms: float) -> Ints:
+        self.chances = chances
+        return np.arange(len(chances) if self.is_on else 0)
+
+    def add_rest(self, batch_size: int, ms: float) -> None:
+        self.rests.append((batch_size, ms))
+
+    def add_drafted(self, sequences: Sequence[HostSequence], num_gained: int, ms: float) -> None:
+        self.drafted.append((num_gained, ms))
+
+    def learn(self, sequences: Sequence[HostSequence], num_gained: int, num_rows: int, ms: float, between_ms: float) -> None:
+        self.learned.append((num_gained, num_rows, ms))
+
+
 def with_policy(core: EngineCore, policy: FixedPolicy | AdaptivePolicy) -> EngineCore:
     assert core.runner.host_stepper
     core.runner.host_stepper.policy = policy
@@ -99,7 +131,7 @@ def test_no_decision_changes_a_text(target_dir: Path, head_dir: Path, seed: int,
     settings = params(9, max_new_tokens=12 if options else 24)
     plain = run(make_core(target_dir, max_running_requests=4), prompts, settings)
     core = make_core(target_dir, head_dir, TREE, max_running_requests=4, chunked_prefill_size=32, **options)
-    core.runner.host_stepper.copies = CopyBook() if seed % 2 else None
+    core.runner.host_stepper.copying = Copying(AnyCopies(seed)) if seed % 2 else None
     assert run(with_policy(core, AnyPolicy(seed)), prompts, settings) == plain
 
 
@@ -135,10 +167,16 @@ def test_copies_gain_tokens_and_teach_nothing_of_the_head(target_dir: Path, head
     measuring, policy = NotingPolicy(), NotingPolicy()
     measuring.is_measuring = True  # whenever no head drafts
     for own in (measuring, policy):
-        core = with_policy(make_core(target_dir, head_dir, TREE), own)
-        core.runner.host_stepper.copies = CopyBook()
+        core, copies = with_policy(make_core(target_dir, head_dir, TREE), own), NotingCopies()
+        core.runner.host_stepper.copying = Copying(copies)
         assert run(core, prompts, settings) == plain
-        assert not core.runner.host_stepper.copies._texts  # nobody is left
+        assert not core.runner.host_stepper.copying.book._texts  # nobody is left
+        # And those that they are verified alone by are told of all steps, of which the first token came with the prompt.
+        assert len(copies.learned) == own.num_alone
+        assert len(copies.drafted) == len(own.records)
+        told = [*copies.learned, *copies.drafted, *((1, ms) for _, ms in copies.rests)]
+        assert 119 <= sum(gained for gained, *_ in told) <= 119 + TREE[2]
+        assert all(ms > 0 for *_, ms in told)
     assert measuring.num_alone == 0
     assert policy.num_copied > 0
     assert policy.num_alone > 0
@@ -174,7 +212,7 @@ def test_a_cache_too_small_and_prompts_shared(target_dir: Path, head_dir: Path) 
 
 
 class CopyingPolicy(FixedPolicy):
-    """No head drafts; copies are verified while that `is_on`. Notes what it is told of them."""
+    """No head drafts where anything is copied. Notes what it is told of that."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -187,10 +225,6 @@ class CopyingPolicy(FixedPolicy):
         self.misses = misses
         return True
 
-    def keep_copies(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, kept: Ints) -> Ints:
-        self.chances = chances
-        return np.arange(int(self.is_on))
-
     def add_copied(self, sequences: Sequence[HostSequence]) -> None:
         self.num_alone += 1
 
@@ -199,12 +233,14 @@ def test_plain_steps_right_after_copies_say_nothing(target_dir: Path, head_dir: 
     monkeypatch.setattr(host_step, "num_cold", lambda step_ms: 3)
     core, policy = make_core(target_dir, head_dir, TREE), CopyingPolicy()
     stepper = with_policy(core, policy).runner.host_stepper
-    stepper.copies = CopyBook()
+    copies = NotingCopies()
+    stepper.copying = Copying(copies)
     core.submit("a", [5, 6, 7, 8] * 10, SamplingParams(temperature=0, max_new_tokens=40, ignore_eos=True))
     while not policy.num_alone:
         core.step()
-    assert policy.misses[0] == pytest.approx(1 - policy.chances[2])  # that one of the first three tokens is wrong
-    policy.is_on, counts, before = False, [], len(stepper._rests)
+    assert policy.misses[0] == pytest.approx(1 - copies.chances[2])  # that one of the first three tokens is wrong
+    policy.is_on = copies.is_on = False
+    counts, before = [], len(stepper._rests)
     for _ in range(6):
         core.step()
         counts.append(len(stepper._rests) - before)

@@ -221,13 +221,6 @@ def test_a_head_that_may_have_come_to_pay_is_asked() -> None:
     assert policy.leaves_to_copies([sequence([1, 2, 1])], np.array([0.4]))
 
 
-def test_the_first_chance_below_which_no_copy_pays() -> None:
-    policy = adaptive(2.5)
-    assert policy.least_chance == 0.0  # nothing is known yet
-    policy.begin([sequence([1, 2, 1])], [0])
-    assert policy.least_chance == pytest.approx(0.25, rel=0.05)
-
-
 def test_lengths_are_told_apart() -> None:
     kinds = [copying.kind_of(length) for length in range(1, 40)]
     assert [int(LENGTHS[kind]) for kind in kinds[:32]] == [next(int(own) for own in LENGTHS if own >= n) for n in range(1, 33)]
@@ -302,12 +295,3 @@ def test_steps_that_are_measured_have_no_drafts_of_any_kind() -> None:
     assert num_drafted > 100
     # Two in a row, since the first one is slower.
     assert sum(were_measuring) >= 2 * sum(b and not a for a, b in pairwise(were_measuring)) - 1 > 1
-
-
-def test_costs_that_are_stairs_hide_no_copy() -> None:
-    stairs = costs(start=2.0, level=1.0, node=0.0)
-    stairs.parts["verify"] = PartCost([1.0, 2.0, 8.0, 101.0], [10.0, 30.0, 30.0, 123.0], 0.0)
-    policy = AdaptivePolicy(stairs, AcceptanceEstimator(TREE.num_steps), None)
-    policy.begin([sequence([1, 2, 1])], [0])
-    # The first node costs two tokens, the next six nothing: seven at 0.29 each pay.
-    assert 0.1 < policy.least_chance < 0.29

@@ -4,15 +4,13 @@ import numpy as np
 import pytest
 from step_costs import costs
 
-from eagle_rt.speculate.copy_policy import FixedCopies, PayingCopies
-from eagle_rt.speculate.costs import Observation, fitted_copy_costs
+from eagle_rt.speculate.copy_policy import STEPS_OF_A_PRICE, FixedCopies, PayingCopies
+from eagle_rt.speculate.costs import Observation, PartCost, costs_of_verifying, fitted_copy_costs
 from eagle_rt.speculate.forest import Ints
 from eagle_rt.speculate.members import conditions_of
-from eagle_rt.speculate.policy import Rests
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape
 
-NO_RESTS = Rests([], 0.0)
 TREE = TreeShape(7, 1, 8)
 
 
@@ -21,11 +19,16 @@ def sequence(name: str = "a", bounds: TreeShape | None = TREE) -> HostSequence:
 
 
 def kept(
-    policy: PayingCopies | FixedCopies, chances: list[float], owners: list[int] | None = None, rests: Rests = NO_RESTS
+    policy: PayingCopies | FixedCopies, chances: list[float], owners: list[int] | None = None, between_ms: float = 0.0
 ) -> list[int]:
     of_each = np.array(owners or [0] * len(chances))
     sequences = [sequence(str(owner)) for owner in range(1 + int(of_each.max()))]
-    return policy.keep(sequences, np.array(chances), of_each, rests).tolist()
+    return policy.keep(sequences, np.array(chances), of_each, between_ms).tolist()
+
+
+def rest(policy: PayingCopies, ms: float, count: int = 10) -> None:
+    for _ in range(count):
+        policy.add_rest(1, ms)
 
 
 def paying(node_ms: float, max_batch_size: int | None = None) -> PayingCopies:
@@ -53,12 +56,26 @@ def test_larger_batches_than_allowed_copy_nothing() -> None:
 
 
 def test_the_least_chance_is_known_once_something_was_decided() -> None:
-    """No token below it is worth its row, so that nobody need be asked about it."""
+    """No copy that begins with less is worth its rows, so that nobody need be asked about it: in batches of that size, and not for
+    ever, since prices fall again."""
     policy = paying(3.0)
-    assert policy.least_chance == 0.0
+    assert policy.least_chance(1) == 0.0
     kept(policy, [0.1])
-    assert policy.least_chance == pytest.approx(0.3, rel=0.01)
-    assert FixedCopies(None).least_chance == 0.0
+    assert policy.least_chance(1) == pytest.approx(0.3, rel=0.01)
+    assert policy.least_chance(2) == 0.0
+    rest(policy, 10.0, STEPS_OF_A_PRICE - 1)
+    assert policy.least_chance(1) > 0.0
+    rest(policy, 10.0, 1)
+    assert policy.least_chance(1) == 0.0
+    assert FixedCopies(None).least_chance(1) == 0.0
+
+
+def test_costs_that_are_stairs_hide_no_copy() -> None:
+    """The first node costs two tokens, the next six nothing: seven at 0.29 each pay."""
+    policy = PayingCopies(costs_of_verifying(PartCost([1.0, 2.0, 8.0, 101.0], [10.0, 30.0, 30.0, 123.0], 0.0)), None)
+    kept(policy, [0.5])
+    assert 0.1 < policy.least_chance(1) < 0.29
+    assert kept(policy, [0.29] * 7) == list(range(7))
 
 
 def test_what_rows_cost_is_learned_from_steps() -> None:
@@ -67,7 +84,8 @@ def test_what_rows_cost_is_learned_from_steps() -> None:
     policy, own, chances = paying(0.1), [sequence("0")], [0.5, 0.4, 0.3]
     assert kept(policy, chances) == [0, 1, 2]
     for _ in range(40):
-        if not kept(policy, chances, rests=Rests([(1, 10.0)] * 10, 0.0)):
+        rest(policy, 10.0)
+        if not kept(policy, chances):
             break
         policy.learn(own, 2, 4, 40.0, 0.0)
     assert kept(policy, chances) == []
@@ -79,7 +97,8 @@ def test_plain_steps_say_what_all_steps_take() -> None:
     kept(policy, [0.5])
     before = policy.prices.at(conditions)
     for _ in range(40):
-        kept(policy, [0.5], rests=Rests([(1, 20.0)] * 10, 1.5))
+        rest(policy, 20.0)
+        kept(policy, [0.5], between_ms=1.5)
     price = policy.prices.at(conditions)
     assert price.plain_ms == pytest.approx(21.5, rel=0.02)
     assert before.plain_ms == pytest.approx(10.0)
@@ -96,6 +115,27 @@ def test_time_is_dearer_while_much_is_gained_in_it() -> None:
     assert policy.prices.at(conditions_of(own)).speed == pytest.approx(4 / 1.9, rel=0.05)
     assert kept(policy, [0.5]) == []
     assert kept(policy, [0.7]) == [0]
+
+
+def test_it_is_as_dear_while_a_head_gains_as_much() -> None:
+    policy, own = paying(3.0), [sequence("0")]
+    for _ in range(200):
+        kept(policy, [0.2])
+        policy.add_drafted(own, 3, 15.0)
+    assert policy.prices.at(conditions_of(own)).speed == pytest.approx(2.0, rel=0.05)
+    assert kept(policy, [0.5]) == []
+    assert policy.costs.ms("verify", 1, 1, conditions_of(own)) == pytest.approx(10.0)  # of which it says nothing
+
+
+def test_what_is_learned_of_copies_says_nothing_of_a_heads_trees() -> None:
+    theirs, own = costs(2.0, 1.0, 0.1), [sequence("0")]
+    policy = PayingCopies(theirs.of_verifying(), None)
+    kept(policy, [0.9])
+    for _ in range(50):
+        policy.learn(own, 2, 2, 30.0, 0.0)
+    one = conditions_of(own)
+    assert policy.costs.ms("verify", 1, 2, one) == pytest.approx(30.0, rel=0.05)
+    assert theirs.ms("verify", 1, 2, one) == pytest.approx(10.1, rel=0.01)
 
 
 def test_costs_without_a_head() -> None:
