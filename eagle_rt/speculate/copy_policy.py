@@ -1,5 +1,7 @@
 """Which copies are verified where no head drafts: all that trees have room for, or those that pay."""
 
+import math
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,13 +11,16 @@ import numpy as np
 from eagle_rt.speculate.compiled import worth_verifying
 from eagle_rt.speculate.copies import Copy, CopyBook, candidates_of, owners_and_chances
 from eagle_rt.speculate.costs import Observation, StepCosts
+from eagle_rt.speculate.drafters import A_SURPRISE, LEAST_BETWEEN, MOST_BETWEEN, MUCH_WRONG, PLAIN_SHARE, num_plain_steps
 from eagle_rt.speculate.forest import Floats, Ints
-from eagle_rt.speculate.host_verifier import Drafted
+from eagle_rt.speculate.host_verifier import Confirmed, Drafted
 from eagle_rt.speculate.members import conditions_of
 from eagle_rt.speculate.policy import MOST_RESTS, Rests, bounds_of
 from eagle_rt.speculate.prices import Price, PriceBook
 from eagle_rt.speculate.sequences import HostSequence
 
+# No step takes less.
+LEAST_MS = 1e-3
 # After so many plain steps the last price says no more which copies are not worth looking at.
 STEPS_OF_A_PRICE = 64
 
@@ -39,7 +44,8 @@ class CopyPolicy(Protocol):
         ...
 
     def learn(self, sequences: Sequence[HostSequence], num_gained: int, num_rows: int, ms: float, between_ms: float) -> None:
-        """A step that verified copies gained so many tokens, with so many rows, roots included, and in so many milliseconds."""
+        """A step that verified copies alone gained so many tokens, with so many rows, roots included, and took so long.
+        between_ms: as in `keep`."""
         ...
 
 
@@ -68,13 +74,19 @@ class FixedCopies:
 
 class PayingCopies:
     """Those that are expected to gain more tokens than their rows cost, at the price that time has (see `adaptive.py`). Larger
-    batches than max_batch_size verify none."""
+    batches than max_batch_size verify none.
+
+    Where all steps have copies nothing shows what plain ones take, which prices are in units of. So some are made in a row now and
+    then: after twice as many steps with copies each time, and soon again where they took more or less than was believed.
+    """
 
     def __init__(self, costs: StepCosts, max_batch_size: int | None) -> None:
         self.costs, self.prices = costs, PriceBook(costs)
         self._max_batch_size = max_batch_size
         self._price: Price | None = None  # of the last step that was decided on
         self._rests: deque[tuple[int, float]] = deque(maxlen=MOST_RESTS)  # plain steps since then
+        # Plain steps that are still to be made in a row; steps with copies since the last ones, and after how many more are due.
+        self._num_plain, self._num_copied, self._most_copied = 0, 0, LEAST_BETWEEN
 
     def least_chance(self, batch_size: int) -> float:
         """Prices may fall: none holds for ever."""
@@ -92,13 +104,17 @@ class PayingCopies:
         self.prices.add_steps(1)
 
     def keep(self, sequences: Sequence[HostSequence], chances: Floats, owners: Ints, between_ms: float) -> Ints:
+        if self._num_plain:
+            self._num_plain -= 1
+            return owners[:0]
         rests = Rests(list(self._rests), between_ms)
         self._rests.clear()
         if self._max_batch_size is not None and len(sequences) > self._max_batch_size:
             return owners[:0]
         self._price = price = self._priced(sequences, rests)
         limits = bounds_of(tuple(sequence.bounds for sequence in sequences)).most_drafts
-        return worth_verifying(chances, owners, limits, price.verify(len(chances)), False)[0]
+        places = worth_verifying(chances, owners, limits, price.verify(len(chances)), False)[0]
+        return owners[:0] if len(places) and self._plain_steps_are_due(price) else places
 
     def learn(self, sequences: Sequence[HostSequence], num_gained: int, num_rows: int, ms: float, between_ms: float) -> None:
         batch_size, conditions, price = len(sequences), conditions_of(sequences), self._price
@@ -114,10 +130,25 @@ class PayingCopies:
         if count:
             for observation in rests.observations(len(sequences), price.plain_ms):
                 self.costs.correct(observation, conditions)
+                surprise = abs(math.log((observation.ms + rests.between_ms) / price.plain_ms))
+                if surprise > MUCH_WRONG:
+                    self.prices.forget(conditions)
+                if surprise > A_SURPRISE:
+                    self._most_copied = LEAST_BETWEEN
             self.prices.between_ms = rests.between_ms
             self.prices.steps(conditions).add_rests(count, sum(ms for _, ms in rests.steps))
             self.prices.add_steps(count)
         return self.prices.at(conditions)
+
+    def _plain_steps_are_due(self, price: Price) -> bool:
+        """Instead of one more with copies: they may lose a share of the time."""
+        self._num_copied += 1
+        least = max(LEAST_BETWEEN, num_plain_steps(price) * (price.speed - 1.0) / PLAIN_SHARE)
+        if self._num_copied < min(self._most_copied, least):
+            return False
+        self._num_copied, self._most_copied = 0, min(MOST_BETWEEN, 2 * self._most_copied)
+        self._num_plain = num_plain_steps(price) - 1
+        return True
 
 
 class Copying:
@@ -125,6 +156,7 @@ class Copying:
 
     def __init__(self, policy: CopyPolicy) -> None:
         self.book, self.policy = CopyBook(), policy
+        self._decided = 0.0  # when that was, in seconds of the clock
 
     def of(self, sequences: Sequence[HostSequence]) -> list[Copy]:
         """Those that may be worth it."""
@@ -134,4 +166,14 @@ class Copying:
         """What is verified where nothing else is drafted; None if nothing is worth it."""
         owners, chances = owners_and_chances(copies)
         kept = self.policy.keep(sequences, chances, owners, between_ms)
+        self._decided = time.perf_counter()
         return Drafted.of(sequences, candidates_of(copies), kept, 0, has_chances=True) if len(kept) else None
+
+    def learn(self, sequences: Sequence[HostSequence], drafted: Drafted, confirmed: Confirmed, between: tuple[float, ...]) -> None:
+        """What came of that, now that the step ends: of its time what has passed since it was decided on, since a plain one would
+        have looked and asked as well. between: milliseconds that pass after plain steps, and after those with copies; what they
+        differ by belongs to the step."""
+        ms = 1000 * (time.perf_counter() - self._decided)
+        num_gained, num_rows, (plain_ms, copied_ms) = sum(map(len, confirmed.tokens)), len(drafted.trees.owners), between
+        more_ms = copied_ms - plain_ms if plain_ms and copied_ms else 0.0
+        self.policy.learn(sequences, num_gained, num_rows, max(LEAST_MS, ms + more_ms), plain_ms)

@@ -50,12 +50,11 @@ class HeadlessStepper:
     def _copy(
         self, sequences: list[HostSequence], sampling: SamplingBatch, drafted: Drafted, mark: Callable[[str], None]
     ) -> HostOutcome:
-        start = time.perf_counter()
         confirmed = self.verifier.verify(sequences, sampling, drafted.trees, mark)
-        ms, tokens, is_broken = 1000 * (time.perf_counter() - start), confirmed.tokens, [False] * len(sequences)
         if self.copying:
-            self.copying.policy.learn(sequences, sum(map(len, tokens)), len(drafted.trees.owners), ms, self._pauses[True].ms)
-        return HostOutcome(tokens, drafted.counts, is_broken, False, confirmed.logits, confirmed.paths, drafted)
+            self.copying.learn(sequences, drafted, confirmed, tuple(own.ms for own in self._pauses))
+        is_broken, paths = [False] * len(sequences), confirmed.paths
+        return HostOutcome(confirmed.tokens, drafted.counts, is_broken, False, confirmed.logits, paths, drafted)
 
     def _rest(self, sequences: list[HostSequence], sampling: SamplingBatch) -> HostOutcome:
         start, count = time.perf_counter(), len(sequences)

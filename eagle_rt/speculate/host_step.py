@@ -97,12 +97,10 @@ class HostStepper:
         """A step in which no head drafts, but what the texts themselves have said is verified."""
         if has_read := self.drafter.rows.is_due and self._read_on(sequences):
             mark("extend")
-        start = time.perf_counter()
         confirmed = self._verify(sequences, sampling, drafted, mark)
         if self.copying:
-            ms, num_rows = 1000 * (time.perf_counter() - start), len(drafted.trees.owners)
-            num_gained, between_ms = sum(map(len, confirmed.tokens)), self._between_ms(has_drafted=True)
-            self.copying.policy.learn(sequences, num_gained, num_rows, ms, between_ms)
+            between = self._between_ms(has_drafted=False), self._between_ms(has_drafted=True)
+            self.copying.learn(sequences, drafted, confirmed, between)
         self.policy.add_copied(sequences)
         self._num_warm = 0
         paths, is_broken = confirmed.paths, [False] * len(sequences)

@@ -117,6 +117,43 @@ def test_time_is_dearer_while_much_is_gained_in_it() -> None:
     assert kept(policy, [0.7]) == [0]
 
 
+def test_plain_steps_are_made_where_all_have_copies() -> None:
+    """As many in a row as show what they take, here two; after 16 steps with copies, then after 32, ... up to 256, if drafts gain
+    so much that more would cost too much; and after 16 again where they took much more or less than was believed."""
+    policy, own, steps = paying(0.01), [sequence("0")], []
+
+    def step(plain_ms: float) -> None:
+        if places := kept(policy, [0.9, 0.8, 0.7]):
+            policy.learn(own, 3, 1 + len(places), 10.1, 0.0)
+        else:
+            policy.add_rest(1, plain_ms)
+        steps.append(bool(places))
+
+    def distances() -> list[int]:
+        return [len(run) for run in "".join("+" if step else "-" for step in steps).split("--")]
+
+    for _ in range(900):
+        step(10.0)
+    assert distances()[:5] == [15, 31, 63, 127, 255]
+    assert steps.count(False) % 2 == 0
+    steps.clear()
+    for _ in range(600):
+        step(7.0)
+    assert 15 in distances()[1:3]
+
+
+def test_plain_steps_show_that_copies_do_not_pay() -> None:
+    """Which had been believed to take less beside them than a machine in a fast second lets them take."""
+    policy, own, num_copied = PayingCopies(costs(0.0, 0.0, 0.3), None), [sequence("0")], 0
+    for number in range(300):
+        if places := kept(policy, [0.5, 0.3]):
+            policy.learn(own, 2, 1 + len(places), 9.0, 0.0)
+            num_copied += number >= 150
+        else:
+            policy.add_rest(1, 4.0)
+    assert num_copied < 15
+
+
 def test_it_is_as_dear_while_a_head_gains_as_much() -> None:
     policy, own = paying(3.0), [sequence("0")]
     for _ in range(200):
