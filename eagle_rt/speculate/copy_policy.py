@@ -4,6 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +26,17 @@ LEAST_MS = 1e-3
 STEPS_OF_A_PRICE = 64
 
 
+@dataclass(frozen=True)
+class CopyStep:
+    """What verifying copies alone took: rows, roots included, and milliseconds. between_ms: what passes between plain steps;
+    is_warm: the step before had drafts, too, else this one takes longer than those that follow it."""
+
+    num_rows: int
+    ms: float
+    between_ms: float = 0.0
+    is_warm: bool = True
+
+
 class CopyPolicy(Protocol):
     def least_chance(self, batch_size: int) -> float:
         """In batches of so many, copies whose first token is less likely to be right are not worth verifying."""
@@ -43,9 +55,8 @@ class CopyPolicy(Protocol):
         """A step in which a head has drafted gained so many tokens in so many milliseconds, all told."""
         ...
 
-    def learn(self, sequences: Sequence[HostSequence], num_gained: int, num_rows: int, ms: float, between_ms: float) -> None:
-        """A step that verified copies alone gained so many tokens, with so many rows, roots included, and took so long.
-        between_ms: as in `keep`."""
+    def learn(self, sequences: Sequence[HostSequence], num_gained: int, step: CopyStep) -> None:
+        """A step that verified copies alone gained so many tokens."""
         ...
 
 
@@ -68,7 +79,7 @@ class FixedCopies:
     def add_drafted(self, sequences: Sequence[HostSequence], num_gained: int, ms: float) -> None:
         pass
 
-    def learn(self, sequences: Sequence[HostSequence], num_gained: int, num_rows: int, ms: float, between_ms: float) -> None:
+    def learn(self, sequences: Sequence[HostSequence], num_gained: int, step: CopyStep) -> None:
         pass
 
 
@@ -116,11 +127,12 @@ class PayingCopies:
         places = worth_verifying(chances, owners, limits, price.verify(len(chances)), False)[0]
         return owners[:0] if len(places) and self._plain_steps_are_due(price) else places
 
-    def learn(self, sequences: Sequence[HostSequence], num_gained: int, num_rows: int, ms: float, between_ms: float) -> None:
+    def learn(self, sequences: Sequence[HostSequence], num_gained: int, step: CopyStep) -> None:
         batch_size, conditions, price = len(sequences), conditions_of(sequences), self._price
         assert price
-        self.costs.correct(Observation("verify", batch_size, num_rows, ms), conditions)
-        self.prices.steps(conditions).add(num_gained / batch_size, (ms + between_ms) / price.plain_ms, 0.0, 1.0, None)
+        if step.is_warm:
+            self.costs.correct(Observation("verify", batch_size, step.num_rows, step.ms), conditions)
+        self.prices.steps(conditions).add(num_gained / batch_size, (step.ms + step.between_ms) / price.plain_ms, 0.0, 1.0, None)
         self.prices.add_steps(1)
 
     def _priced(self, sequences: Sequence[HostSequence], rests: Rests) -> Price:
@@ -169,11 +181,19 @@ class Copying:
         self._decided = time.perf_counter()
         return Drafted.of(sequences, candidates_of(copies), kept, 0, has_chances=True) if len(kept) else None
 
-    def learn(self, sequences: Sequence[HostSequence], drafted: Drafted, confirmed: Confirmed, between: tuple[float, ...]) -> None:
+    def learn(
+        self,
+        sequences: Sequence[HostSequence],
+        drafted: Drafted,
+        confirmed: Confirmed,
+        between: tuple[float, ...],
+        *,
+        is_warm: bool,
+    ) -> None:
         """What came of that, now that the step ends: of its time what has passed since it was decided on, since a plain one would
         have looked and asked as well. between: milliseconds that pass after plain steps, and after those with copies; what they
-        differ by belongs to the step."""
+        differ by belongs to the step. is_warm: see `CopyStep`."""
         ms = 1000 * (time.perf_counter() - self._decided)
         num_gained, num_rows, (plain_ms, copied_ms) = sum(map(len, confirmed.tokens)), len(drafted.trees.owners), between
         more_ms = copied_ms - plain_ms if plain_ms and copied_ms else 0.0
-        self.policy.learn(sequences, num_gained, num_rows, max(LEAST_MS, ms + more_ms), plain_ms)
+        self.policy.learn(sequences, num_gained, CopyStep(num_rows, max(LEAST_MS, ms + more_ms), plain_ms, is_warm))

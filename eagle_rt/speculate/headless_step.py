@@ -52,7 +52,7 @@ class HeadlessStepper:
     ) -> HostOutcome:
         confirmed = self.verifier.verify(sequences, sampling, drafted.trees, mark)
         if self.copying:
-            self.copying.learn(sequences, drafted, confirmed, tuple(own.ms for own in self._pauses))
+            self.copying.learn(sequences, drafted, confirmed, tuple(own.ms for own in self._pauses), is_warm=self._has_copied)
         is_broken, paths = [False] * len(sequences), confirmed.paths
         return HostOutcome(confirmed.tokens, drafted.counts, is_broken, False, confirmed.logits, paths, drafted)
 

@@ -69,11 +69,11 @@ class HostStepper:
         if self.copying and copies and not plan.drafters and not self.policy.is_measuring:
             alone = self.copying.alone(sequences, copies, self._between_ms(has_drafted=False))
         decided = time.perf_counter()
-        self._has_drafted = bool(plan.drafters or alone)
+        had_drafted, self._has_drafted = self._has_drafted, bool(plan.drafters or alone)
         if plan.drafters:
             outcome = self._draft(sequences, sampling, plan, copies, looked, mark)
         elif alone:
-            outcome = self._copy(sequences, sampling, alone, mark)
+            outcome = self._copy(sequences, sampling, alone, mark, is_warm=had_drafted)
         else:
             outcome = self._rest(sequences, sampling, mark)
         end = time.perf_counter()
@@ -92,7 +92,13 @@ class HostStepper:
         return self.policy.leaves_to_copies(sequences, misses)
 
     def _copy(
-        self, sequences: list[HostSequence], sampling: SamplingBatch, drafted: Drafted, mark: Callable[[str], None]
+        self,
+        sequences: list[HostSequence],
+        sampling: SamplingBatch,
+        drafted: Drafted,
+        mark: Callable[[str], None],
+        *,
+        is_warm: bool,
     ) -> HostOutcome:
         """A step in which no head drafts, but what the texts themselves have said is verified."""
         if has_read := self.drafter.rows.is_due and self._read_on(sequences):
@@ -100,7 +106,7 @@ class HostStepper:
         confirmed = self._verify(sequences, sampling, drafted, mark)
         if self.copying:
             between = self._between_ms(has_drafted=False), self._between_ms(has_drafted=True)
-            self.copying.learn(sequences, drafted, confirmed, between)
+            self.copying.learn(sequences, drafted, confirmed, between, is_warm=is_warm)
         self.policy.add_copied(sequences)
         self._num_warm = 0
         paths, is_broken = confirmed.paths, [False] * len(sequences)
