@@ -21,8 +21,9 @@ LENGTHS = np.array([1, 2, 3, 4, 6, 9, 14, 22, 32])
 FIRST_CHANCES = np.array([0.15, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.9, 0.95])
 # How many of the latest copies of a text are remembered, and of all texts, about; and for how many of its own those of all count.
 OWN_MEMORY, COMMON_MEMORY, COMMON_WEIGHT = 1.0 - 1.0 / 16, 1.0 - 1.0 / 128, 4.0
-# The share of the time that looking for copies in vain may take, and so many seconds ahead.
-LOOKING_SHARE, MOST_AHEAD = 0.01, 0.0005
+# The share of the time that looking for copies in vain may take, and so many seconds ahead: more by a share of the time that copies
+# have saved, up to so many.
+LOOKING_SHARE, MOST_AHEAD, EARNED_SHARE, MOST_EARNED = 0.01, 0.0005, 0.5, 0.005
 # No token is less likely than this after those before it, and so much is what a draft's best nodes leave to others, at least.
 LEAST_LEFT = 1e-3
 NOTHING: Ints = np.zeros(0, dtype=np.int64)
@@ -153,9 +154,14 @@ class CopyBook:
                 copies.append(Copy(owner, tokens, given, chances))
         return copies
 
-    def pay(self, looked: float, step: float, *, is_used: bool) -> None:
-        """A step took so many seconds, of which so many went into looking for copies. is_used: some were verified."""
-        self._allowance = MOST_AHEAD if is_used else min(MOST_AHEAD, self._allowance + LOOKING_SHARE * step - looked)
+    def pay(self, looked: float, step: float, *, saved: float | None) -> None:
+        """A step took so many seconds, of which so many went into looking for copies, and with those that were verified it saved so
+        many; None if none were."""
+        if saved is None:
+            self._allowance = min(max(MOST_AHEAD, self._allowance), self._allowance + LOOKING_SHARE * step - looked)
+        else:
+            earned = EARNED_SHARE * saved if saved > 0 else max(-MOST_AHEAD, saved)
+            self._allowance = min(MOST_EARNED, self._allowance + earned)
 
     def forget(self, sequence_id: str) -> None:
         """A sequence has left."""

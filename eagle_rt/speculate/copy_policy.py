@@ -14,7 +14,7 @@ from eagle_rt.speculate.copies import Copy, CopyBook, candidates_of, owners_and_
 from eagle_rt.speculate.costs import Observation, StepCosts
 from eagle_rt.speculate.drafters import A_SURPRISE, LEAST_BETWEEN, MOST_BETWEEN, MUCH_WRONG, PLAIN_SHARE, num_plain_steps
 from eagle_rt.speculate.forest import Floats, Ints
-from eagle_rt.speculate.host_verifier import Confirmed, Drafted
+from eagle_rt.speculate.host_verifier import Confirmed, Drafted, HostOutcome
 from eagle_rt.speculate.members import conditions_of
 from eagle_rt.speculate.policy import MOST_RESTS, Rests, bounds_of
 from eagle_rt.speculate.prices import Price, PriceBook
@@ -38,6 +38,11 @@ class CopyStep:
 
 
 class CopyPolicy(Protocol):
+    @property
+    def plain_ms(self) -> float:
+        """What a plain step is believed to take, where one was decided against last, with what passes after it."""
+        ...
+
     def least_chance(self, batch_size: int) -> float:
         """In batches of so many, copies whose first token is less likely to be right are not worth verifying."""
         ...
@@ -61,7 +66,9 @@ class CopyPolicy(Protocol):
 
 
 class FixedCopies:
-    """All of every copy, in batches of up to max_batch_size."""
+    """All of every copy, in batches of up to max_batch_size, however long looking takes."""
+
+    plain_ms = math.inf
 
     def __init__(self, max_batch_size: int | None) -> None:
         self._max_batch_size = max_batch_size
@@ -98,6 +105,10 @@ class PayingCopies:
         self._rests: deque[tuple[int, float]] = deque(maxlen=MOST_RESTS)  # plain steps since then
         # Plain steps that are still to be made in a row; steps with copies since the last ones, and after how many more are due.
         self._num_plain, self._num_copied, self._most_copied = 0, 0, LEAST_BETWEEN
+
+    @property
+    def plain_ms(self) -> float:
+        return self._price.plain_ms if self._price else 0.0
 
     def least_chance(self, batch_size: int) -> float:
         """Prices may fall: none holds for ever."""
@@ -180,6 +191,11 @@ class Copying:
         kept = self.policy.keep(sequences, chances, owners, between_ms)
         self._decided = time.perf_counter()
         return Drafted.of(sequences, candidates_of(copies), kept, 0, has_chances=True) if len(kept) else None
+
+    def saved(self, outcome: HostOutcome, seconds: float) -> float:
+        """Seconds that such a step has saved, looking included, beside as many plain ones as would have gained its tokens."""
+        num_gained = sum(map(len, outcome.tokens)) / len(outcome.tokens)
+        return num_gained * self.policy.plain_ms / 1000 - seconds
 
     def learn(
         self,

@@ -32,7 +32,8 @@ class HeadlessStepper:
         outcome = self._copy(sequences, sampling, drafted, mark) if drafted else self._rest(sequences, sampling)
         end = time.perf_counter()
         if self.copying:
-            self.copying.book.pay(start - begin, end - begin, is_used=drafted is not None)
+            saved = self.copying.saved(outcome, end - begin) if drafted else None
+            self.copying.book.pay(start - begin, end - begin, saved=saved)
         self._has_copied = drafted is not None
         self._pauses[self._has_copied].begin(end)
         mark("accept" if drafted else "verify")

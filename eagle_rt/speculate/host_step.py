@@ -12,7 +12,7 @@ from itertools import chain
 import numpy as np
 
 from eagle_rt.speculate.between_steps import Choosing, Pauses
-from eagle_rt.speculate.copies import Copy, with_copies
+from eagle_rt.speculate.copies import MOST_AHEAD, Copy, with_copies
 from eagle_rt.speculate.copy_policy import Copying
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Floats, Ints
@@ -78,8 +78,10 @@ class HostStepper:
             outcome = self._rest(sequences, sampling, mark)
         end = time.perf_counter()
         if self.copying:
-            is_used = outcome.drafted is not None and bool(outcome.drafted.is_copied.any())
-            self.copying.book.pay(looked - begin + decided - asked, end - begin, is_used=is_used)
+            looking, is_used = looked - begin + decided - asked, outcome.drafted and outcome.drafted.is_copied.any()
+            # Beside a head's drafts nobody knows: it is enough for being looked for again.
+            saved = self.copying.saved(outcome, end - begin - asked + looked) if alone else MOST_AHEAD if is_used else None
+            self.copying.book.pay(looking, end - begin, saved=saved)
         self._pauses[self._has_drafted].begin(end)
         mark("accept")
         return outcome

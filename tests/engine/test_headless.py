@@ -27,7 +27,8 @@ SETTINGS = [
 @pytest.fixture(autouse=True)
 def time_to_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking for copies is never left out, as it is beside short steps where nothing came of it."""
-    monkeypatch.setattr(copies, "MOST_AHEAD", 1e9)
+    for name in ("MOST_AHEAD", "MOST_EARNED"):
+        monkeypatch.setattr(copies, name, 1e9)
 
 
 def copying(target_dir: Path, **options: Any) -> EngineCore:

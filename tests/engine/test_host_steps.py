@@ -17,7 +17,7 @@ from eagle_rt.speculate import drafters, head_rows, host_step
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.compiled import best_places, descending
-from eagle_rt.speculate.copy_policy import Copying, FixedCopies
+from eagle_rt.speculate.copy_policy import Copying, CopyStep, FixedCopies
 from eagle_rt.speculate.costs import StepCosts
 from eagle_rt.speculate.forest import Candidates, Floats, Ints
 from eagle_rt.speculate.policy import DraftPlan, FixedPlan, FixedPolicy, StepRecord, best_of_each, bounds_of, can_grow
@@ -108,8 +108,8 @@ class NotingCopies(FixedCopies):
     def add_drafted(self, sequences: Sequence[HostSequence], num_gained: int, ms: float) -> None:
         self.drafted.append((num_gained, ms))
 
-    def learn(self, sequences: Sequence[HostSequence], num_gained: int, num_rows: int, ms: float, between_ms: float) -> None:
-        self.learned.append((num_gained, num_rows, ms))
+    def learn(self, sequences: Sequence[HostSequence], num_gained: int, step: CopyStep) -> None:
+        self.learned.append((num_gained, step.num_rows, step.ms))
 
 
 def with_policy(core: EngineCore, policy: FixedPolicy | AdaptivePolicy) -> EngineCore:

@@ -13,7 +13,17 @@ from step_costs import costs, without_nodes
 from eagle_rt.speculate import copies as copying
 from eagle_rt.speculate.acceptance import AcceptanceEstimator
 from eagle_rt.speculate.adaptive import AdaptivePolicy
-from eagle_rt.speculate.copies import LENGTHS, MOST_AHEAD, NO_CANDIDATES, NOTHING, Copy, CopyBook, longest_match, with_copies
+from eagle_rt.speculate.copies import (
+    LENGTHS,
+    MOST_AHEAD,
+    MOST_EARNED,
+    NO_CANDIDATES,
+    NOTHING,
+    Copy,
+    CopyBook,
+    longest_match,
+    with_copies,
+)
 from eagle_rt.speculate.costs import Observation, PartCost
 from eagle_rt.speculate.forest import Candidates, pack
 from eagle_rt.speculate.members import conditions_of
@@ -110,18 +120,26 @@ def test_who_is_copied() -> None:
 def test_looking_in_vain_takes_a_share_of_the_time() -> None:
     book, text = CopyBook(), [1, 2, 1]
 
-    def looks(looked: float, step: float, *, is_used: bool) -> int:
+    def looks(looked: float, step: float, saved: float | None = None, every: int = 1) -> int:
+        """In 1000 steps; of those in which copies are found one in `every` verifies some."""
         count = 0
         for _ in range(1000):
-            made = book.of([sequence(text)], 0.0)
-            count += bool(made)
-            book.pay(looked if made else 0.0, step, is_used=is_used and bool(made))
+            made = bool(book.of([sequence(text)], 0.0))
+            count += made
+            book.pay(looked if made else 0.0, step, saved=saved if made and count % every == 0 else None)
         return count
 
-    assert looks(1e-5, 1.1e-3, is_used=False) == 1000  # less than its share
+    assert looks(1e-5, 1.1e-3) == 1000  # less than its share
     ahead = MOST_AHEAD / 1e-4 + 2
-    assert 100 <= looks(1e-4, 1e-3, is_used=False) <= 100 + ahead  # ten times its share
-    assert looks(1e-4, 1e-3, is_used=True) >= 990  # what is of use costs nothing
+    assert 100 <= looks(1e-4, 1e-3) <= 100 + ahead  # ten times its share
+    # What saves time is looked for, also in vain for half of that time; what costs time is not.
+    assert looks(1e-4, 1e-3, saved=1e-4) > 900
+    assert looks(1e-4, 1e-3, saved=5e-4, every=3) > 900
+    assert looks(1e-4, 1e-3, saved=2e-4, every=3) < 500
+    assert looks(1e-4, 1e-3, saved=-1e-4) < 200
+    # And after much was saved, no longer than for some milliseconds in vain.
+    assert looks(1e-4, 1e-3, saved=1.0) > 900
+    assert looks(1e-4, 1e-3) <= 100 + MOST_EARNED / 1e-4 + 2
 
 
 def drafted(values: list[float]) -> tuple[Candidates, np.ndarray]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from step_costs import costs
 
-from eagle_rt.speculate.copy_policy import STEPS_OF_A_PRICE, FixedCopies, PayingCopies
+from eagle_rt.speculate.copy_policy import STEPS_OF_A_PRICE, CopyStep, FixedCopies, PayingCopies
 from eagle_rt.speculate.costs import Observation, PartCost, costs_of_verifying, fitted_copy_costs
 from eagle_rt.speculate.forest import Ints
 from eagle_rt.speculate.members import conditions_of
@@ -87,7 +87,7 @@ def test_what_rows_cost_is_learned_from_steps() -> None:
         rest(policy, 10.0)
         if not kept(policy, chances):
             break
-        policy.learn(own, 2, 4, 40.0, 0.0)
+        policy.learn(own, 2, CopyStep(4, 40.0))
     assert kept(policy, chances) == []
 
 
@@ -111,7 +111,7 @@ def test_time_is_dearer_while_much_is_gained_in_it() -> None:
     assert kept(policy, [0.5]) == [0]
     for _ in range(200):
         kept(policy, [0.99, 0.98, 0.97])
-        policy.learn(own, 4, 4, 19.0, 0.0)
+        policy.learn(own, 4, CopyStep(4, 19.0))
     assert policy.prices.at(conditions_of(own)).speed == pytest.approx(4 / 1.9, rel=0.05)
     assert kept(policy, [0.5]) == []
     assert kept(policy, [0.7]) == [0]
@@ -124,7 +124,7 @@ def test_plain_steps_are_made_where_all_have_copies() -> None:
 
     def step(plain_ms: float) -> None:
         if places := kept(policy, [0.9, 0.8, 0.7]):
-            policy.learn(own, 3, 1 + len(places), 10.1, 0.0)
+            policy.learn(own, 3, CopyStep(1 + len(places), 10.1))
         else:
             policy.add_rest(1, plain_ms)
         steps.append(bool(places))
@@ -147,7 +147,7 @@ def test_plain_steps_show_that_copies_do_not_pay() -> None:
     policy, own, num_copied = PayingCopies(costs(0.0, 0.0, 0.3), None), [sequence("0")], 0
     for number in range(300):
         if places := kept(policy, [0.5, 0.3]):
-            policy.learn(own, 2, 1 + len(places), 9.0, 0.0)
+            policy.learn(own, 2, CopyStep(1 + len(places), 9.0))
             num_copied += number >= 150
         else:
             policy.add_rest(1, 4.0)
@@ -169,7 +169,7 @@ def test_what_is_learned_of_copies_says_nothing_of_a_heads_trees() -> None:
     policy = PayingCopies(theirs.of_verifying(), None)
     kept(policy, [0.9])
     for _ in range(50):
-        policy.learn(own, 2, 2, 30.0, 0.0)
+        policy.learn(own, 2, CopyStep(2, 30.0))
     one = conditions_of(own)
     assert policy.costs.ms("verify", 1, 2, one) == pytest.approx(30.0, rel=0.05)
     assert theirs.ms("verify", 1, 2, one) == pytest.approx(10.1, rel=0.01)
@@ -182,6 +182,16 @@ def test_costs_without_a_head() -> None:
     assert found.ms("verify", 1, np.array([1.0, 6.0]), one) == pytest.approx([11.0, 16.0], rel=0.02)
     for part in ("start", "level"):
         assert float(found.ms(part, 1, 3, one)) < 1e-5
+
+
+def test_a_step_after_one_without_drafts_says_nothing_of_what_rows_cost() -> None:
+    policy, own = paying(0.1), [sequence("0")]
+    kept(policy, [0.9])
+    for _ in range(50):
+        policy.learn(own, 2, CopyStep(2, 30.0, is_warm=False))
+    one = conditions_of(own)
+    assert policy.costs.ms("verify", 1, 2, one) == pytest.approx(10.1)
+    assert policy.prices.steps(one).pace.speed < 1.0  # but of how fast all goes
 
 
 def test_all_of_a_copy_is_verified_where_that_is_asked_for() -> None:
