@@ -1,19 +1,24 @@
 """Steps without a head: what texts repeat gains tokens, and changes none."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engines import make_core, random_prompts, run
+from step_costs import costs
 
 from eagle_rt.engine import calibrate
 from eagle_rt.engine.calibrate import measured_costs
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.params import SamplingParams, SpeculativeParams
-from eagle_rt.speculate import copies
-from eagle_rt.speculate.copy_policy import FixedCopies, PayingCopies
+from eagle_rt.speculate import copies, copy_policy
+from eagle_rt.speculate.copy_policy import Copying, CopyStep, FixedCopies, PayingCopies
+from eagle_rt.speculate.host_verifier import Confirmed, HostOutcome
+from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import TreeShape
 
 GREEDY = SamplingParams(temperature=0, max_new_tokens=60, ignore_eos=True)
@@ -151,3 +156,54 @@ def test_copies_are_as_long_as_is_asked_for(target_dir: Path, options: dict[str,
     shape = copying(target_dir, **options).runner.tree_shape
     assert shape == TreeShape(0, 0, 1, num_copied=longest - 1)
     assert shape.of_a_request == TreeShape(longest - 1, 1, longest)
+
+
+class Noting(FixedCopies):
+    """Notes every step, and what it was told of it."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.steps: list[CopyStep | None] = []
+
+    def add_rest(self, batch_size: int, ms: float) -> None:
+        self.steps.append(None)
+
+    def learn(self, sequences: Sequence[HostSequence], num_gained: int, step: CopyStep) -> None:
+        self.steps.append(step)
+
+
+def test_a_step_is_warm_after_one_with_copies(target_dir: Path) -> None:
+    core, policy = copying(target_dir, speculative_num_draft_tokens=5), Noting()
+    core.runner.headless.copying = Copying(policy)
+    run(core, random_prompts(1, seed=1), GREEDY)
+    assert {step is None for step in policy.steps} == {True, False}
+    for before, step in pairwise([None, *policy.steps]):
+        if step:
+            assert step.is_warm == (before is not None)
+            assert 2 <= step.num_rows <= 5
+
+
+def test_what_passes_after_copies_longer_than_after_plain_steps_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where both are known; and no step takes nothing."""
+    now, policy = [7.0], Noting()
+    monkeypatch.setattr(copy_policy.time, "perf_counter", lambda: now[0])
+    made, texts = Copying(policy), [HostSequence("a", [1, 2, 1], range(40), 0.0, TreeShape(3, 1, 4))]
+    drafted = made.alone(texts, made.of(texts), 0.0)
+    assert drafted
+    now[0] += 0.010
+    confirmed = Confirmed([[0]], [[2]], torch.zeros(4, 1), None)
+    for between in ((0.5, 0.75), (0.5, 0.0), (0.0, 0.75), (30.0, 1.0)):
+        made.learn(texts, drafted, confirmed, between, is_warm=True)
+    assert [round(step.ms, 6) for step in policy.steps] == [10.25, 10.0, 10.0, 0.001]
+    assert [step.between_ms for step in policy.steps] == [0.5, 0.5, 0.0, 30.0]
+
+
+def test_what_copies_save() -> None:
+    """Beside as many plain steps as would have gained their tokens: three of a sequence on average."""
+    made = Copying(PayingCopies(costs(0.0, 0.0, 0.1), None))
+    texts = [HostSequence(name, [1, 2, 1], range(40), 0.0, TreeShape(3, 1, 4)) for name in "ab"]
+    assert made.policy.plain_ms == 0.0  # nothing was decided yet
+    made.alone(texts, made.of(texts), 0.0)
+    outcome = HostOutcome([[1, 2, 3, 4], [1, 2]], [3, 3], [False] * 2, False, torch.zeros(0), [[0], [4]])
+    assert made.policy.plain_ms == pytest.approx(10.1)  # of two rows
+    assert made.saved(outcome, 0.020) == pytest.approx(3 * 0.0101 - 0.020)
