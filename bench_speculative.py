@@ -87,7 +87,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"recommended at batch {batch_size}: {own}")
         document["recommended"] = [{"batch_size": batch_size, "flags": own} for batch_size, own in best.items()]
     if incomplete:
-        document["incomplete"] = [{**asdict(own.setting), "problem": own.problem} for own in incomplete]
+        document["incomplete"] = [
+            {**asdict(own.setting), "tree": own.setting.tree.numbers, "problem": own.problem} for own in incomplete
+        ]
     print(json.dumps(document))
     return INTERRUPTED if any(own.problem == STOPPED for own in incomplete) else 0
 

@@ -34,10 +34,15 @@ class TreeShape:
         return max(self.num_nodes, self.top_k * (self.num_steps - 1))
 
     @property
+    def numbers(self) -> dict[str, int]:
+        """The three of the head's tree, by their names."""
+        return {"num_steps": self.num_steps, "top_k": self.top_k, "num_draft_tokens": self.num_draft_tokens}
+
+    @property
     def of_a_request(self) -> "TreeShape":
         """What a request may want less of: the head's tree, or without one the chain that is copied."""
         if self.num_steps or not self.num_copied:
-            return TreeShape(self.num_steps, self.top_k, self.num_draft_tokens)
+            return TreeShape(**self.numbers)
         return TreeShape(self.num_copied, 1, self.num_nodes)
 
     def __str__(self) -> str:
