@@ -83,3 +83,13 @@ def test_note_tokens(seed: int, num_tokens: int) -> None:
     note_tokens(other.tokens, states, places, roots, tokens)
     assert torch.equal(table.tokens, other.tokens)
     assert int((table.tokens != 0).sum()) <= 3 * (num_tokens + 1)
+
+
+def test_no_match_goes_on_before_a_text_begins() -> None:
+    """Into the end of the row before, which here ends as the text does."""
+    texts = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 7, 9, 6, 7]], dtype=torch.int32)
+    tree = random_tree(random.Random(0), 1, 1, 2)
+    tree.tokens[0, 0] = 7
+    own = tuple(column.to(DEVICE) for column in (tree.tokens, tree.parents, tree.depths, tree.scores))
+    state, place = (torch.tensor([number], device=DEVICE) for number in (1, 5))
+    assert graft_copies(texts.to(DEVICE), state, place, own, 1, 0, 32, 16384)[0][0, 1].item() == 9
