@@ -181,7 +181,7 @@ def copied(bench: Bench, batch_size: int, *, is_asked_again: bool) -> Rows:
         texts = zip(bench.workload.prompts, bench.plain_texts, strict=True)
         prompts = ([[*prompt, *reply, *prompt] for prompt, reply in texts] * batch_size)[: len(prompts)]
     longest = TreeShape(DEFAULT_COPY - 1, 1, DEFAULT_COPY)
-    config, measurements = bench.config(batch_size), {}
+    config, workload, measurements = bench.config(batch_size), Workload(bench.workload.name, prompts), {}
     for name, setting, changes in (
         ("nothing", Setting(batch_size, NO_SPECULATION), {}),
         ("head", head, {}),
@@ -190,7 +190,6 @@ def copied(bench: Bench, batch_size: int, *, is_asked_again: bool) -> Rows:
     ):
         measurements[name] = Measurement(setting)
         gc.collect()
-        workload = Workload(bench.workload.name, prompts)
         measure_once(bench.models, replace(config, **changes), measurements[name], workload, bench.sampling)
         measurements[name].core = None  # and with it its cache
     return [{"drafting": name, **row} for name, row in zip(measurements, rows(list(measurements.values())), strict=True)]

@@ -42,7 +42,7 @@ def full_rates(cores: list[EngineCore], prompts: list[list[int]], sampling: Samp
     while behind := [core for core in cores if is_busy(core)]:
         core = min(behind, key=lambda own: spent[own].num_tokens)
         began = time.perf_counter()
-        if stepper := core.runner.host_stepper or core.runner.headless:
+        if stepper := core.runner.on_host:
             stepper.skip_pause()  # others had the time since its last step
         for _ in range(STEPS_OF_A_TURN):
             num_read, read_for, start = core.metrics.num_prompt_tokens, core.runner.clock.seconds["prefill"], time.perf_counter()

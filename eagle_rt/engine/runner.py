@@ -80,7 +80,7 @@ class Runner:
             own = self.stepper.pool.memories
             assert own, "or none would have been saved"
             own.copy(*(to_device(rows, self._device) for rows in zip(*plan.memories, strict=True)))
-        if stepper := self.host_stepper or self.headless:
+        if stepper := self.on_host:
             return self._run_on_host(plan, stepper)
         tree = self._tree_for(plan.decodes)
         # A captured step runs while the host launches the passes that read prompts.
@@ -98,6 +98,11 @@ class Runner:
         """What makes steps without a head on the host, if any does."""
         return None if self.graphs else self._headless
 
+    @property
+    def on_host(self) -> HostStepper | HeadlessStepper | None:
+        """Whichever of them makes the steps."""
+        return self.host_stepper or self.headless
+
     def would_draft(self, request: Request, num_running: int) -> bool:
         """Whether a request that makes them so many would probably be drafted for."""
         stepper = self.host_stepper
@@ -109,7 +114,7 @@ class Runner:
 
     def forget(self, request_id: str) -> None:
         """A request has ended."""
-        if stepper := self.host_stepper or self.headless:
+        if stepper := self.on_host:
             stepper.forget(request_id)
 
     def can_run_ahead(self, plan: StepPlan) -> bool:

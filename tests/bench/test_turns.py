@@ -17,7 +17,7 @@ class MadeUpEngine:
         self.name, self.metrics = name, SimpleNamespace(num_prompt_tokens=0)
         self.num_skipped = 0
         own_clock = SimpleNamespace(seconds={"prefill": 0.0})
-        self.runner = SimpleNamespace(host_stepper=SimpleNamespace(skip_pause=self._skip), clock=own_clock)
+        self.runner = SimpleNamespace(on_host=SimpleNamespace(skip_pause=self._skip), clock=own_clock)
         self.scheduler = SimpleNamespace(
             waiting={}, running=[name], limits=SimpleNamespace(max_running=1), forget_prefixes=lambda: None
         )
