@@ -22,7 +22,7 @@ from eagle_rt.engine.params import SamplingParams
 from eagle_rt.engine.profile import default_file, subject_of
 from eagle_rt.kernels.processor import processor_name
 from eagle_rt.leave import INTERRUPTED, run
-from eagle_rt.resolve import resolve_device
+from eagle_rt.resolve import resolve_device, resolve_tree
 from eagle_rt.tree_shape import TreeShape, num_tree_nodes
 
 
@@ -61,6 +61,9 @@ def main(arguments: list[str] | None = None) -> int:
         config = resolve_device(config_from_args(args))
         if args.tune:
             require(config.has_head, "speculative_algorithm", "NGRAM", "one with a head for --tune, which tunes trees")
+            require(
+                not config.tree_rule, "speculative_tree", config.tree_rule, "left out for --tune, which tunes the numbers of trees"
+            )
             return tune(args, config)
         measurements = [] if args.base_url else measure_here(args, config)
         table = measure_remote(args, config) if args.base_url else rows(measurements)
@@ -101,7 +104,8 @@ def measure_here(args: argparse.Namespace, config: EngineConfig) -> list[Measure
     if config.copies_alone:  # a copy is a chain
         args.topk, args.steps = [1], [count - 1 for count in args.num_draft_tokens]
     adaptive = largest_tree(args) if args.adaptive else None
-    settings = grid(args.batch_size, args.steps, args.topk, args.num_draft_tokens, adaptive)
+    ruled = (config.tree_rule, tree_by_rule(args, config)) if config.tree_rule else None
+    settings = grid(args.batch_size, args.steps, args.topk, args.num_draft_tokens, adaptive, ruled)
     with tqdm(total=len(settings) * args.repeats, unit="run") as progress:
 
         def on_progress(setting: Any) -> None:
@@ -114,6 +118,12 @@ def measure_here(args: argparse.Namespace, config: EngineConfig) -> list[Measure
 def largest_tree(args: argparse.Namespace) -> TreeShape:
     steps, top_k = max(args.steps), max(args.topk)
     return TreeShape(steps, top_k, min(max(args.num_draft_tokens), num_tree_nodes(steps, top_k)))
+
+
+def tree_by_rule(args: argparse.Namespace, config: EngineConfig) -> TreeShape:
+    """The largest tree by the rule that --speculative-tree names: of the numbers of the sweep, unless it has its own."""
+    static = config.speculative_tree.endswith(".json")
+    return resolve_tree(config, config.device)[0] if static else largest_tree(args)
 
 
 def tune(args: argparse.Namespace, config: EngineConfig) -> int:

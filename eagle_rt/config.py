@@ -127,9 +127,11 @@ class EngineConfig:
     speculative_tree: str = option(
         "speculation",
         "adaptive: every step drafts what is expected to pay, up to the three numbers above, or nothing; captured steps choose "
-        "among a few such trees. fixed: exactly those numbers. auto: adaptive on a CPU, and where steps are captured; else fixed.",
+        "among a few such trees. fixed: exactly those numbers. auto: adaptive on a CPU, and where steps are captured; else fixed. "
+        "A tree of your own: FILE.json, the ranks that lead to each of its nodes, or the class of a rule by which trees grow up to "
+        "those numbers, FILE.py:CLASS or MODULE:CLASS. Steps are not captured then.",
         "auto",
-        choices=list(TREES),
+        metavar="{auto,adaptive,fixed,FILE.json,FILE.py:CLASS}",
     )
     speculative_disable_by_batch_size: int | None = option(
         "speculation", "Draft nothing while more requests than this are decoded together.", None, type=int
@@ -244,7 +246,8 @@ class EngineConfig:
         require(ngram in NGRAMS, "speculative_ngram", ngram, f"one of {', '.join(NGRAMS)}")
         for name, known in (("quantization", QUANTIZATIONS), ("speculative_draft_model_quantization", DRAFT_QUANTIZATIONS)):
             require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
-        require(self.speculative_tree in TREES, "speculative_tree", self.speculative_tree, f"one of {', '.join(TREES)}")
+        tree, expectation = self.speculative_tree, f"one of {', '.join(TREES)}, a tree's FILE.json, or a rule's FILE.py:CLASS"
+        require(tree in TREES or self.tree_rule is not None, "speculative_tree", tree, expectation)
         require(self.prefill_delay in PREFILL_DELAYS, "prefill_delay", self.prefill_delay, f"one of {', '.join(PREFILL_DELAYS)}")
         fit_check = self.speculative_fit_check
         require(fit_check in FIT_CHECKS, "speculative_fit_check", fit_check, f"one of {', '.join(FIT_CHECKS)}")
@@ -254,6 +257,7 @@ class EngineConfig:
                 require(value is None, name, value, expectation)
             top_k, expectation = self.speculative_eagle_topk, "1 with --speculative-algorithm NGRAM: what is copied is a chain"
             require(top_k in (None, 1), "speculative_eagle_topk", top_k, expectation)
+            require(tree in TREES, "speculative_tree", tree, f"{expectation}; {', '.join(TREES)} are how long it is")
             require(
                 ngram != "off", "speculative_ngram", ngram, "auto with --speculative-algorithm NGRAM, which drafts nothing else"
             )
@@ -274,6 +278,12 @@ class EngineConfig:
         return self.speculative_algorithm is not None and not self.copies_alone
 
     @property
+    def tree_rule(self) -> str | None:
+        """The file or the class that trees are made by, if it is one of the user's."""
+        name = self.speculative_tree
+        return name if name.endswith(".json") or ":" in name else None
+
+    @property
     def sizes_trees(self) -> bool:
         """Whether trees are adaptive; the device has been decided. Made-up acceptance says nothing about what pays."""
         if not self.speculative_algorithm or self.speculative_simulate_accept_length is not None:
@@ -291,8 +301,9 @@ class EngineConfig:
     def captures_steps(self) -> bool:
         """Whether decode steps are CUDA graphs: only our own kernels take all that they need from the device, which those ask for.
         Device and attention have been decided."""
-        is_alone = self.tensor_parallel_size == 1
-        return self.device == "cuda" and self.attention_backend == "triton" and is_alone and not self.disable_cuda_graph
+        is_alone, has_rule = self.tensor_parallel_size == 1, bool(self.has_head and self.tree_rule)
+        has_kernels = self.device == "cuda" and self.attention_backend == "triton"
+        return has_kernels and is_alone and not has_rule and not self.disable_cuda_graph
 
 
 def require(condition: bool, name: str, value: object, expectation: str) -> None:

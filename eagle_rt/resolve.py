@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from eagle_rt.config import DTYPE_NAMES, EngineConfig, flag_name, require
+from eagle_rt.tree.paths import read_paths, shape_of
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
@@ -32,7 +33,10 @@ def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str
             raise ValueError("--speculative-num-steps, -eagle-topk and -num-draft-tokens need --speculative-algorithm")
         return NO_SPECULATION, []
 
-    defaults = DEFAULT_BOUNDS if config.sizes_trees else DEFAULT_TREE
+    rule = config.tree_rule
+    if rule and rule.endswith(".json"):
+        return static_tree(rule, given), []
+    defaults = DEFAULT_BOUNDS if config.sizes_trees or rule else DEFAULT_TREE
     default = DEFAULT_MTP_TREE if config.drafts_with_own_layers else defaults[device]
     if config.copies_alone:
         longest = given[2] or DEFAULT_COPY
@@ -42,7 +46,8 @@ def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str
     top_k = given[1] if given[1] is not None else default_top_k
     require(num_steps >= 1, "speculative_num_steps", num_steps, "at least 1")
     require(top_k >= 1, "speculative_eagle_topk", top_k, "at least 1")
-    supply = num_tree_nodes(num_steps, top_k)
+    # A rule may expand all nodes of a level, a beam top_k of them.
+    supply = sum(top_k**depth for depth in range(num_steps + 1)) if rule else num_tree_nodes(num_steps, top_k)
     num_tokens = given[2] if given[2] is not None else min(default_tokens, supply) if top_k > 1 else supply
     require(num_tokens >= 2, "speculative_num_draft_tokens", num_tokens, "at least 2: the root and one draft")
 
@@ -67,6 +72,15 @@ def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str
         kind = "largest draft tree" if config.sizes_trees else "draft tree"
         notes.append(f"{kind} (steps, top-k, draft tokens): {tree}")
     return tree, notes
+
+
+def static_tree(file: str, given: tuple[int | None, ...]) -> TreeShape:
+    """The shape of the tree in a file; the numbers that are given may cut it."""
+    whole = shape_of(read_paths(file))
+    names = "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"
+    for name, value, most in zip(names, given, whole.numbers.values(), strict=True):
+        require(value is None or 1 <= value <= most, name, value, f"at most {most}, as in the tree {file}, or left out")
+    return TreeShape(*(most if value is None else value for value, most in zip(given, whole.numbers.values(), strict=True)))
 
 
 def resolve_device(config: EngineConfig) -> EngineConfig:
@@ -94,6 +108,8 @@ def unused_options(config: EngineConfig) -> list[str]:
     lines = []
     if config.torch_compile_max_bs is not None and not config.enable_torch_compile:
         lines.append("--torch-compile-max-bs: nothing is compiled without --enable-torch-compile")
+    if not config.speculative_algorithm and config.tree_rule:
+        lines.append("--speculative-tree: nothing is drafted without --speculative-algorithm")
     if not config.speculative_algorithm:
         for name in ("speculative_disable_by_batch_size", "speculative_profile"):
             if getattr(config, name) is not None:
@@ -102,6 +118,8 @@ def unused_options(config: EngineConfig) -> list[str]:
         for name in ("speculative_token_map", "speculative_aux_layers", "speculative_profile"):
             if getattr(config, name) is not None:
                 lines.append(f"{flag_name(name)}: --speculative-algorithm NGRAM drafts without a head")
+    elif config.tree_rule and config.speculative_profile is not None:
+        lines.append(f"--speculative-profile: trees grow as --speculative-tree {config.tree_rule} says")
     elif config.sizes_trees and config.speculative_score_sharpness != EngineConfig.speculative_score_sharpness:
         lines.append("--speculative-score-sharpness: adaptive trees learn themselves how far to trust the head")
     if config.speculative_simulate_accept_length is not None and not config.speculative_algorithm:

@@ -11,10 +11,11 @@ from engines import make_config, text_logits
 from transformers import AutoModelForCausalLM
 
 from eagle_rt.bench import lossless
-from eagle_rt.bench.lossless import COPIES, Difference, Variant, check
+from eagle_rt.bench.lossless import COPIES, Difference, Variant, check, variants
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
+from eagle_rt.engine.params import SamplingParams
 from eagle_rt.kernels.products import Quantization, has_own_kernels
 from eagle_rt.resolve import resolve_device
 from eagle_rt.speculate.forest import Choose, PackedTrees
@@ -42,6 +43,21 @@ def test_nor_does_what_texts_repeat(pair: tuple) -> None:
     num_compared, found = check(models, replace(config, speculative_algorithm="NGRAM"), directory, prompts[:4], 40, [COPIES[1]])
     assert num_compared == 4 * (9 + 16)
     assert not found
+
+
+def test_trees_by_a_rule_are_checked_too(pair: tuple, tmp_path: Path) -> None:
+    (tmp_path / "tree.json").write_text("[[0], [1], [0, 0]]")
+    config, models, _, prompts = pair
+    ruled, shape = str(tmp_path / "tree.json"), TreeShape(2, 2, 4)
+    more = variants([TreeShape(3, 1, 4)], (ruled, shape))[-3:]
+    assert [(own.tree, own.rule, own.batch_size, own.is_adaptive) for own in more] == [
+        (shape, ruled, size, False) for size in (1, 16, 16)
+    ]
+    assert f"trees by {ruled} up to (2, 2, 4)" in str(more[0])
+    with patch.object(lossless, "core_for", wraps=lossless.core_for) as made:
+        texts = lossless.generate(models, config, more[0], prompts[:1], [SamplingParams(temperature=0, max_new_tokens=8)])
+    assert made.call_args.args[2].kind == ruled
+    assert len(texts[0]) == 8
 
 
 @pytest.mark.parametrize("name", ["phi3-long", "mistral3"])

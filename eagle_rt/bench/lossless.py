@@ -31,7 +31,7 @@ from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.kernels.products import Quantization, of_output_layer
 from eagle_rt.models.reading import read_texts
 from eagle_rt.models.spec import READING_PARTS
-from eagle_rt.resolve import resolve_device
+from eagle_rt.resolve import resolve_device, resolve_tree
 from eagle_rt.speculate.costs import StepCosts
 from eagle_rt.speculate.sampler import filter_tokens
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
@@ -61,10 +61,11 @@ class Variant:
     prefix_cache: bool
     chunk_size: int
     is_adaptive: bool = False
+    rule: str | None = None
 
     def __str__(self) -> str:
         cache = "on" if self.prefix_cache else "off"
-        kind = "adaptive trees up to" if self.is_adaptive else "tree"
+        kind = "adaptive trees up to" if self.is_adaptive else f"trees by {self.rule} up to" if self.rule else "tree"
         return f"{kind} {self.tree}, batch {self.batch_size}, prefix cache {cache}, prompts in chunks of {self.chunk_size}"
 
 
@@ -83,12 +84,13 @@ class Difference:
         return self.gap <= self.near_tie
 
 
-def variants(trees: list[TreeShape]) -> list[Variant]:
-    """No speculation, every tree, and adaptive ones up to the last of them: alone and in a batch, with the prefix cache on and off,
-    and with prompts in small chunks."""
+def variants(trees: list[TreeShape], ruled: tuple[str, TreeShape] | None = None) -> list[Variant]:
+    """No speculation, every tree, adaptive ones up to the last of them, and those by a rule: alone and in a batch, with the prefix
+    cache on and off, and with prompts in small chunks."""
     settings = [(1, False, 512), (16, True, 512), (16, False, 16)]
     fixed = [Variant(tree, *setting) for tree in (NO_SPECULATION, *trees) for setting in settings]
-    return fixed + [Variant(trees[-1], *setting, is_adaptive=True) for setting in settings]
+    adaptive = [Variant(trees[-1], *setting, is_adaptive=True) for setting in settings]
+    return fixed + adaptive + ([Variant(ruled[1], *setting, rule=ruled[0]) for setting in settings] if ruled else [])
 
 
 def parting(text: Text, other: Text) -> int:
@@ -125,7 +127,7 @@ def generate(
 ) -> list[Text]:
     """The replies of an engine that runs as `variant` says. costs: of steps, for adaptive trees."""
     config = replace(config, disable_radix_cache=not variant.prefix_cache, chunked_prefill_size=variant.chunk_size)
-    core = core_for(models, config, Setting(variant.batch_size, variant.tree, variant.is_adaptive), costs)
+    core = core_for(models, config, Setting(variant.batch_size, variant.tree, variant.is_adaptive, variant.rule), costs)
     texts = run_to_end(core, prompts, params)
     core.scheduler.check_integrity()
     return texts
@@ -217,6 +219,7 @@ def check(
         round_weights(model, models.quantization)
     near_tie = FOUR_BIT_NEAR_TIE if models.quantization in ("int4", "stored") else NEAR_TIE
     num_compared, found = 0, []
+    ruled = (config.tree_rule, resolve_tree(config, config.device)[0]) if config.tree_rule else None
     costs = costs_of(models, config, 16, trees[-1])
 
     plain = Variant(NO_SPECULATION, 16, True, 512)
@@ -225,7 +228,7 @@ def check(
         references = transformers_greedy(model, prompts, max_new_tokens, models.eos_token_ids)
     else:
         references = generate(models, config, plain, prompts, greedy)
-    for variant in tqdm(variants(trees), desc="greedy", unit="variant"):
+    for variant in tqdm(variants(trees, ruled), desc="greedy", unit="variant"):
         texts = generate(models, config, variant, prompts, greedy, costs)
         found += differences(model, variant, prompts, greedy, references, texts, near_tie)
         num_compared += len(texts)
@@ -238,6 +241,7 @@ def check(
             ]
             references = generate(models, config, plain, prompts, params)
             others = [replace(plain, tree=tree) for tree in trees] + [replace(plain, tree=trees[-1], is_adaptive=True)]
+            others += [replace(plain, tree=ruled[1], rule=ruled[0])] if ruled else []
             for variant in tqdm(others, desc=f"temperature {temperature}, {setting}", unit="tree"):
                 texts = generate(models, config, variant, prompts, params, costs)
                 found += differences(model, variant, prompts, params, references, texts, near_tie)

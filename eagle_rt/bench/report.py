@@ -73,12 +73,13 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
         some = [row for row in rows if row["batch_size"] == batch_size]
         trees = [row for row in some if row["kind"] == "fixed"]
         adaptive = [row for row in some if row["kind"] == "adaptive"]
+        others = [row for row in some if row["kind"] not in ("none", "fixed")]
         if trees:
             figure = heat_map(pyplot, trees)
             files.append(save(figure, folder / f"speedup_batch_{batch_size}.png"))
         files.append(save(pareto(pyplot, some), folder / f"pareto_batch_{batch_size}.png"))
-        if len(trees) + len(adaptive):
-            files.append(save(by_depth(pyplot, trees + adaptive), folder / f"acceptance_batch_{batch_size}.png"))
+        if len(trees) + len(others):
+            files.append(save(by_depth(pyplot, trees + others), folder / f"acceptance_batch_{batch_size}.png"))
         for row in adaptive:
             files.append(save(size_over_time(pyplot, row), folder / f"tree_size_batch_{batch_size}.png"))
             files.append(save(reliability(pyplot, row), folder / f"reliability_batch_{batch_size}.png"))
@@ -88,7 +89,8 @@ def plot(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
 
 def over_batch_sizes(pyplot: Any, rows: list[dict[str, Any]]) -> Any:
     figure, axes = pyplot.subplots(figsize=(7, 5))
-    for kind, label in (("none", "no speculation"), ("fixed", "best fixed tree"), ("adaptive", "adaptive trees")):
+    labels = {"none": "no speculation", "fixed": "best fixed tree", "adaptive": "adaptive trees"}
+    for kind, label in {**{row["kind"]: row["kind"] for row in rows}, **labels}.items():
         best = best_per_batch_size([row for row in rows if row["kind"] == kind])
         best.sort(key=lambda row: row["batch_size"])
         if best:

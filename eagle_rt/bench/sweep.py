@@ -31,15 +31,17 @@ STOPPED = "stopped by Ctrl-C"
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of a sweep. is_adaptive: `tree` is the largest one, and each step sizes its own."""
+    """One point of a sweep. is_adaptive: `tree` is the largest one, and each step sizes its own; rule: trees grow by this one, see
+    `tree_rules.py`, and `tree` is what they may grow to."""
 
     batch_size: int
     tree: TreeShape
     is_adaptive: bool = False
+    rule: str | None = None
 
     @property
     def kind(self) -> str:
-        return "none" if self.tree == NO_SPECULATION else "adaptive" if self.is_adaptive else "fixed"
+        return "none" if self.tree == NO_SPECULATION else "adaptive" if self.is_adaptive else self.rule or "fixed"
 
     def __str__(self) -> str:
         return f"{self.kind} {self.tree}" if self.tree != NO_SPECULATION else "none"
@@ -63,10 +65,15 @@ class Measurement:
 
 
 def grid(
-    batch_sizes: list[int], steps: list[int], top_ks: list[int], num_tokens: list[int], adaptive: TreeShape | None = None
+    batch_sizes: list[int],
+    steps: list[int],
+    top_ks: list[int],
+    num_tokens: list[int],
+    adaptive: TreeShape | None = None,
+    ruled: tuple[str, TreeShape] | None = None,
 ) -> list[Setting]:
-    """No speculation and every possible tree, for each batch size, and adaptive trees up to `adaptive`. Trees that cannot be
-    drafted, and chains that differ only in a token count which does not apply to them, are left out."""
+    """No speculation and every possible tree, for each batch size, adaptive trees up to `adaptive`, and those by a rule. Trees that
+    cannot be drafted, and chains that differ only in a token count which does not apply to them, are left out."""
     trees = {}
     for num_steps in steps:
         for top_k in top_ks:
@@ -79,6 +86,7 @@ def grid(
     for batch_size in batch_sizes:
         settings += [Setting(batch_size, tree) for tree in (NO_SPECULATION, *trees)]
         settings += [Setting(batch_size, adaptive, is_adaptive=True)] if adaptive else []
+        settings += [Setting(batch_size, ruled[1], rule=ruled[0])] if ruled else []
     return settings
 
 
@@ -151,7 +159,8 @@ def measure_once(
     sampling: SamplingParams,
 ) -> None:
     """Add one run of a setting to its measurement: all prompts on a fresh engine, after a short warm-up with others. An engine
-    whose trees are adaptive is kept for the next run, as a server goes on learning, but finds no prompt in its cache."""
+    whose trees are adaptive, or made by a rule, is kept for the next run, as a server goes on learning, but finds no prompt in its
+    cache."""
     setting = measurement.setting
     core = measurement.core or core_for(models, config, setting)
     generate(core, [WARM_UP_PROMPT] * setting.batch_size, replace(sampling, max_new_tokens=8, ignore_eos=True))
@@ -162,7 +171,7 @@ def measure_once(
     measurement.num_tokens = generate(core, workload.prompts, sampling, measurement.tree_sizes)
     measurement.rates.append(measurement.num_tokens / (time.perf_counter() - start))
     add_metrics(measurement.metrics, core.current_metrics())
-    measurement.core = core if setting.is_adaptive else None
+    measurement.core = core if setting.is_adaptive or setting.rule else None
 
 
 def generate(core: EngineCore, prompts: list[list[int]], sampling: SamplingParams, tree_sizes: list[float] | None = None) -> int:

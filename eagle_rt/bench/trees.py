@@ -143,19 +143,32 @@ def traced_replies(config: EngineConfig, args: argparse.Namespace) -> tuple[list
     """One prompt after the other, so that each has its trees to itself."""
     if args.replies:
         return read_replies(args.replies), names_by(model_info(config).tokenizer)
+    with Engine(config) as engine:
+        if args.prompt is not None:
+            prompts = [question_tokens(engine.tokenizer, args.prompt)]
+        else:
+            prompts = load_workload(args.dataset, args.dataset_dir, engine.tokenizer, args.num_prompts).prompts
+        return replies_to(prompts, engine, args), names_by(engine.tokenizer)
+
+
+def replies_to(prompts: list[list[int]], engine: Engine, args: argparse.Namespace) -> list[dict[str, Any]]:
     sampling = {
         "temperature": args.temperature,
         "seed": args.seed,
         "max_new_tokens": args.max_new_tokens,
         "speculative": {"trace": True},
     }
-    with Engine(config) as engine:
-        if args.prompt is not None:
-            prompts = [question_tokens(engine.tokenizer, args.prompt)]
-        else:
-            prompts = load_workload(args.dataset, args.dataset_dir, engine.tokenizer, args.num_prompts).prompts
-        replies = [engine.generate(input_ids=prompt, sampling_params=sampling) for prompt in tqdm(prompts, unit="reply")]
-        return replies, names_by(engine.tokenizer)
+    return [engine.generate(input_ids=prompt, sampling_params=sampling) for prompt in tqdm(prompts, unit="reply")]
+
+
+def add_prompt_flags(parser: argparse.ArgumentParser, num_prompts: int) -> None:
+    """What is asked."""
+    parser.add_argument("--dataset", default="builtin", help="builtin, a .jsonl file, or a name in --dataset-dir")
+    parser.add_argument("--dataset-dir", type=Path, help="folder with prompt files")
+    parser.add_argument("--num-prompts", type=int, default=num_prompts, help="at most")
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="per prompt")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    parser.add_argument("--seed", type=int, default=0, help="of sampled replies")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -163,13 +176,8 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m eagle_rt.bench.trees", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--prompt", help="what to ask; default: the prompts of --dataset")
-    parser.add_argument("--dataset", default="builtin", help="builtin, a .jsonl file, or a name in --dataset-dir")
-    parser.add_argument("--dataset-dir", type=Path, help="folder with prompt files")
-    parser.add_argument("--num-prompts", type=int, default=8, help="at most")
-    parser.add_argument("--max-new-tokens", type=int, default=128, help="per prompt")
+    add_prompt_flags(parser, num_prompts=8)
     parser.add_argument("--replies", type=Path, metavar="FILE", help="look at these, from a server's /generate, one a line")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
-    parser.add_argument("--seed", type=int, default=0, help="of sampled replies")
     parser.add_argument("--show", type=int, default=6, help="trees of the first reply to show")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write all trees as a page")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the replies with their traces as JSON lines")

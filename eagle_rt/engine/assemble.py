@@ -30,6 +30,7 @@ from eagle_rt.speculate.operations import StepOperations, TorchOperations
 from eagle_rt.speculate.policy import FixedPolicy
 from eagle_rt.speculate.step import Stepper
 from eagle_rt.speculate.texts import TextTable
+from eagle_rt.speculate.tree_rules import RuledPolicy, load_rule
 from eagle_rt.tree_shape import TreeShape
 
 MEMORY_FRACTION = {"cpu": 0.3, "cuda": 0.85}
@@ -78,7 +79,8 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     host_stepper = headless = None
     largest_batch = config.speculative_disable_by_batch_size
     # Our kernels need the host for nothing: without captured steps the same fixed shapes run eagerly.
-    if drafter and (config.sizes_trees or device == "cpu" or config.attention_backend != "triton"):
+    rule = load_rule(config.tree_rule) if drafter and config.tree_rule else None
+    if drafter and (config.sizes_trees or rule or device == "cpu" or config.attention_backend != "triton"):
         host_stepper = HostStepper(
             HostVerifier(models.target, pool, backend, drafter.head.feature_layers, simulated_length),
             HostDrafter(
@@ -88,7 +90,7 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
                 sharpness=SHARPNESS if config.sizes_trees else config.speculative_score_sharpness,
                 couples=config.speculative_coupling == "auto",
             ),
-            FixedPolicy(largest_batch),
+            RuledPolicy(rule, largest_batch) if rule else FixedPolicy(largest_batch),
         )
     elif not drafter and (config.copies_alone or device == "cpu"):
         copying = Copying(FixedCopies(largest_batch)) if config.copies_alone else None
@@ -119,7 +121,7 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
             f"the cache holds one request of {limits.context_length} tokens: the context length is that instead of "
             f"{models.context_length}"
         )
-    size = "trees up to" if config.sizes_trees else "tree"
+    size = "trees up to" if config.sizes_trees else f"trees by {config.tree_rule} up to" if rule else "tree"
     speculation = (
         f"drafting with {config.speculative_algorithm}, {size} {tree_shape}" if config.speculative_algorithm else "no speculation"
     )

@@ -24,6 +24,7 @@ from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.compiled import compile_all
 from eagle_rt.speculate.copy_policy import Copying, PayingCopies
 from eagle_rt.speculate.costs import StepCosts
+from eagle_rt.speculate.tree_rules import RuledPolicy
 
 # Alone and beside a shorter one: these make up most of the ways in which `tree_attention` cuts the reading of prompts.
 PROMPT_LENGTHS = [lengths for length in (7, 70, 140, 280, 500) for lengths in ([length], [length, length // 2])]
@@ -54,9 +55,12 @@ def prepared_core(
     core, notes = make_core(models, config)
     if config.device == "cpu":
         compile_now()
+    if config.device == "cpu" or config.tree_rule:
         # Drafts of drawn tokens are ranked in another number format than those of greedy ones.
         warm_up(core, [[1]], num_tokens=3, temperatures=(0.0, 1.0))
-    elif config.attention_backend == "triton":
+    if core.runner.host_stepper and isinstance(policy := core.runner.host_stepper.policy, RuledPolicy) and policy.failure:
+        raise ValueError(f"--speculative-tree {config.tree_rule} fails: {policy.failure}")
+    if config.device != "cpu" and config.attention_backend == "triton":
         start = time.perf_counter()
         warm_up(core, PROMPT_LENGTHS, num_tokens=1, temperatures=(0.0,))
         notes.append(f"compiled the kernels that read prompts in {time.perf_counter() - start:.1f} s")

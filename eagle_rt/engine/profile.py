@@ -156,7 +156,7 @@ def find_profile(config: EngineConfig, info: ModelInfo) -> tuple[Profile | None,
 def with_profile(config: EngineConfig, profile: Profile | None) -> EngineConfig:
     """The profile's tree, where the user has given no number of it."""
     numbers = (config.speculative_num_steps, config.speculative_eagle_topk, config.speculative_num_draft_tokens)
-    if not profile or any(number is not None for number in numbers):
+    if not profile or config.tree_rule or any(number is not None for number in numbers):
         return config
     tree = profile.bounds if config.sizes_trees else profile.fixed
     return replace(

@@ -57,6 +57,28 @@ def test_another_algorithm_is_the_one_that_is_recommended(capsys: pytest.Capture
     assert document["environment"]["algorithm"] == "EAGLE"
 
 
+def test_trees_by_a_rule_beside_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tree.json").write_text("[[0], [1], [0, 0]]")
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n\nclass Roots:\n    def expand(self, level, sequences):\n        return []\n\n"
+        "    def keep(self, candidates, sequences):\n        return np.arange(len(candidates))\n"
+    )
+    arguments = (
+        f"--device cpu --num-prompts 1 --max-new-tokens 8 --repeats 2 --steps 3 --topk 3 --num-draft-tokens 8 --plot {tmp_path}"
+    )
+    for name, shape, mean_size in ((tmp_path / "tree.json", (2, 2, 4), 4.0), (f"{tmp_path / 'mine.py'}:Roots", (3, 3, 8), 4.0)):
+        with patch.object(bench_speculative, "best_per_batch_size", lambda rows: rows[2:]):
+            assert bench_speculative.main([*arguments.split(), "--speculative-tree", str(name)]) == 0
+        document = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+        assert [row["kind"] for row in document["rows"]] == ["none", "fixed", str(name)]
+        row = document["rows"][-1]
+        assert (row["steps"], row["topk"], row["num_draft_tokens"]) == shape
+        assert row["mean_tree_size"] == mean_size
+        assert f"--speculative-tree {name} --speculative-num-steps {shape[0]} " in document["recommended"][0]["flags"]
+    assert bench_speculative.main(["--device", "cpu", "--tune", "--speculative-tree", "a:B"]) == 1
+    assert "--speculative-tree is a:B, but must be left out for --tune" in capsys.readouterr().err
+
+
 def test_copies_of_every_length(capsys: pytest.CaptureFixture[str]) -> None:
     """Where no head drafts a tree is a chain, whatever depths and widths are asked for."""
     arguments = "--device cpu --num-prompts 1 --max-new-tokens 8 --repeats 1 --num-draft-tokens 4 9 --speculative-algorithm NGRAM"

@@ -3,61 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from grown_trees import VOCAB_SIZE, grown, node_logits, sequences_with
 
-from eagle_rt.speculate.forest import Candidates, PackedTrees, joined, pack, ranks_within_owners
+from eagle_rt.speculate.forest import ranks_within_owners
 from eagle_rt.speculate.policy import FixedPlan
-from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree import expand
 from eagle_rt.tree.draft_tree import DraftTree, ancestor_mask
-from eagle_rt.tree.expand import top_children
 from eagle_rt.tree.rerank import rerank
 from eagle_rt.tree.verify import walk
 from eagle_rt.tree_shape import TreeShape
-
-VOCAB_SIZE = 50
-
-
-def node_logits(paths: list[tuple[int, ...]], sequence: int) -> torch.Tensor:
-    """Made-up logits after a path of tokens: a function of the path alone."""
-    rows = [torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(hash((sequence, path)) % 2**31)) * 2 for path in paths]
-    return torch.stack(rows)
-
-
-def sequences_with(shapes: list[TreeShape | None]) -> list[HostSequence]:
-    return [HostSequence(f"s{index}", [1, 2, 3], range(100), 0.0, shape) for index, shape in enumerate(shapes)]
-
-
-def grown(shapes: list[TreeShape | None]) -> PackedTrees:
-    """The trees that a fixed plan makes of the made-up logits."""
-    plan = FixedPlan(sequences_with(shapes))
-    levels: list[Candidates] = []
-    scores: list[float] = []
-    paths: list[tuple[int, ...]] = []
-    numbers, num_before = np.full(len(plan.drafters), -1), 0
-    owners = np.array(plan.drafters)
-    while len(owners):
-        own_paths = [() if number < 0 else paths[number] for number in numbers.tolist()]
-        logits = torch.cat([node_logits([path], owner) for owner, path in zip(owners.tolist(), own_paths, strict=True)])
-        widths = [shape.top_k if (shape := shapes[owner]) else 0 for owner in owners.tolist()]
-        columns: list[tuple] = []
-        for row, (owner, number, path, width) in enumerate(zip(owners.tolist(), numbers.tolist(), own_paths, widths, strict=True)):
-            log_probs, tokens = top_children(logits[row], width)
-            above = scores[number] if number >= 0 else 0.0
-            for log_prob, token in zip(log_probs.tolist(), tokens.tolist(), strict=True):
-                columns.append((owner, token, number, len(path) + 1, log_prob, above + log_prob, above + log_prob))
-                paths.append((*path, token))
-        level = Candidates(*(np.array(column) for column in zip(*columns, strict=True)))
-        levels.append(level)
-        scores += level.scores.tolist()
-        places = plan.expand(level)
-        numbers, owners = num_before + places, level.owners[places]
-        num_before += len(level)
-    candidates = joined(levels)
-    kept = plan.keep(candidates)
-    trees = pack(np.full(len(shapes), 7), candidates[kept], kept)
-    assert trees.tokens[trees.rows_of_chosen].tolist() == candidates.tokens[kept].tolist()
-    assert trees.owners[trees.rows_of_chosen].tolist() == candidates.owners[kept].tolist()
-    return trees
 
 
 def fixed_shapes_tree(shape: TreeShape, sequence: int) -> DraftTree:
@@ -81,7 +35,7 @@ SHAPES = [TreeShape(3, 2, 8), TreeShape(1, 4, 3), None, TreeShape(5, 4, 16), Tre
 
 
 def test_ragged_trees_are_those_with_fixed_shapes() -> None:
-    trees = grown(SHAPES)
+    trees = grown(FixedPlan(sequences_with(SHAPES)), SHAPES)
     for index, shape in enumerate(SHAPES):
         start, stop = trees.starts[index], trees.starts[index + 1]
         tokens = trees.tokens[start:stop].tolist()
@@ -101,7 +55,7 @@ def test_ragged_trees_are_those_with_fixed_shapes() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_walk_is_the_one_with_fixed_shapes(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    trees = grown(SHAPES)
+    trees = grown(FixedPlan(sequences_with(SHAPES)), SHAPES)
     # A choice that follows the tree more often than not.
     choice = torch.randint(0, VOCAB_SIZE, (len(trees.tokens),), generator=generator).tolist()
     for row, parent in enumerate(trees.parents.tolist()):
