@@ -60,7 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
             args.speculative_algorithm = "EAGLE3"
         config = resolve_device(config_from_args(args))
         if args.tune:
-            require(config.has_head, "speculative_algorithm", "NGRAM", "one with a head for --tune, which tunes trees")
+            algorithm, expectation = config.speculative_algorithm, "one with a head for --tune, which tunes trees"
+            require(config.has_head, "speculative_algorithm", algorithm, expectation)
             require(
                 not config.tree_rule, "speculative_tree", config.tree_rule, "left out for --tune, which tunes the numbers of trees"
             )
@@ -101,7 +102,7 @@ def measure_here(args: argparse.Namespace, config: EngineConfig) -> list[Measure
     info = model_info(config)
     workload = load_workload(args.dataset, args.dataset_dir, info.tokenizer, args.num_prompts)
     sampling = SamplingParams(temperature=args.temperature, seed=args.seed, max_new_tokens=args.max_new_tokens)
-    if config.copies_alone:  # a copy is a chain
+    if not config.has_head:  # no beams, and any depth
         args.topk, args.steps = [1], [count - 1 for count in args.num_draft_tokens]
     adaptive = largest_tree(args) if args.adaptive else None
     ruled = (config.tree_rule, tree_by_rule(args, config)) if config.tree_rule else None

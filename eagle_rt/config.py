@@ -62,9 +62,10 @@ class EngineConfig:
     speculative_algorithm: str | None = option(
         "speculation",
         "EAGLE3 and EAGLE (1 and 2) draft with a head; EAGLE without one, or NEXTN, drafts with the target's own "
-        "multi-token-prediction layer. NGRAM drafts what the text has said before, with no head at all. Unset: one token a step.",
+        "multi-token-prediction layer. NGRAM drafts what the text has said before, with no head at all. FILE.py:CLASS or "
+        "MODULE:CLASS: a class of your own drafts. Unset: one token a step.",
         None,
-        choices=list(ALGORITHMS),
+        metavar=f"{{{','.join(ALGORITHMS)},FILE.py:CLASS}}",
     )
     speculative_draft_model_path: str | None = option(
         "speculation", "Checkpoint of the head: a folder or a hub id.", None, names=["--speculative-draft-model"]
@@ -239,7 +240,8 @@ class EngineConfig:
         require(fraction is None or 0 < fraction < 1, "mem_fraction_static", fraction, "between 0 and 1")
         require(self.dtype in ("auto", *DTYPE_NAMES), "dtype", self.dtype, f"one of auto, {', '.join(DTYPE_NAMES)}")
         algorithm = self.speculative_algorithm
-        require(algorithm in (None, *ALGORITHMS), "speculative_algorithm", algorithm, f"one of {', '.join(ALGORITHMS)}")
+        expectation = f"one of {', '.join(ALGORITHMS)}, or FILE.py:CLASS"
+        require(algorithm in (None, *ALGORITHMS) or self.has_own_drafter, "speculative_algorithm", algorithm, expectation)
         coupling = self.speculative_coupling
         require(coupling in COUPLINGS, "speculative_coupling", coupling, f"one of {', '.join(COUPLINGS)}")
         ngram = self.speculative_ngram
@@ -251,10 +253,15 @@ class EngineConfig:
         require(self.prefill_delay in PREFILL_DELAYS, "prefill_delay", self.prefill_delay, f"one of {', '.join(PREFILL_DELAYS)}")
         fit_check = self.speculative_fit_check
         require(fit_check in FIT_CHECKS, "speculative_fit_check", fit_check, f"one of {', '.join(FIT_CHECKS)}")
-        if self.copies_alone:
+        if algorithm and not self.has_head:
             for name in ("speculative_draft_model_path", "speculative_simulate_accept_length"):
-                value, expectation = getattr(self, name), "left out with --speculative-algorithm NGRAM, which drafts without a head"
-                require(value is None, name, value, expectation)
+                expectation = f"left out with --speculative-algorithm {algorithm}, which drafts without a head"
+                require(getattr(self, name) is None, name, getattr(self, name), expectation)
+        if self.has_own_drafter:
+            expectation = f"left out with --speculative-algorithm {algorithm}, which decides itself what it drafts"
+            require(tree in ("auto", "fixed"), "speculative_tree", tree, expectation)
+            require(self.speculative_eagle_topk in (None, 1), "speculative_eagle_topk", self.speculative_eagle_topk, expectation)
+        if self.copies_alone:
             top_k, expectation = self.speculative_eagle_topk, "1 with --speculative-algorithm NGRAM: what is copied is a chain"
             require(top_k in (None, 1), "speculative_eagle_topk", top_k, expectation)
             require(tree in TREES, "speculative_tree", tree, f"{expectation}; {', '.join(TREES)} are how long it is")
@@ -275,7 +282,12 @@ class EngineConfig:
     @property
     def has_head(self) -> bool:
         """Whether a head drafts, or a layer of the target's that serves as one."""
-        return self.speculative_algorithm is not None and not self.copies_alone
+        return self.speculative_algorithm is not None and not (self.copies_alone or self.has_own_drafter)
+
+    @property
+    def has_own_drafter(self) -> bool:
+        """A class of the user's drafts."""
+        return ":" in (self.speculative_algorithm or "")
 
     @property
     def tree_rule(self) -> str | None:
@@ -286,7 +298,7 @@ class EngineConfig:
     @property
     def sizes_trees(self) -> bool:
         """Whether trees are adaptive; the device has been decided. Made-up acceptance says nothing about what pays."""
-        if not self.speculative_algorithm or self.speculative_simulate_accept_length is not None:
+        if not self.speculative_algorithm or self.has_own_drafter or self.speculative_simulate_accept_length is not None:
             return False
         return self.speculative_tree == "adaptive" or (
             self.speculative_tree == "auto" and (self.device == "cpu" or self.captures_steps or self.copies_alone)
@@ -301,9 +313,9 @@ class EngineConfig:
     def captures_steps(self) -> bool:
         """Whether decode steps are CUDA graphs: only our own kernels take all that they need from the device, which those ask for.
         Device and attention have been decided."""
-        is_alone, has_rule = self.tensor_parallel_size == 1, bool(self.has_head and self.tree_rule)
+        is_alone, asks_user = self.tensor_parallel_size == 1, self.has_own_drafter or bool(self.has_head and self.tree_rule)
         has_kernels = self.device == "cuda" and self.attention_backend == "triton"
-        return has_kernels and is_alone and not has_rule and not self.disable_cuda_graph
+        return has_kernels and is_alone and not asks_user and not self.disable_cuda_graph
 
 
 def require(condition: bool, name: str, value: object, expectation: str) -> None:

@@ -38,7 +38,7 @@ def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str
         return static_tree(rule, given), []
     defaults = DEFAULT_BOUNDS if config.sizes_trees or rule else DEFAULT_TREE
     default = DEFAULT_MTP_TREE if config.drafts_with_own_layers else defaults[device]
-    if config.copies_alone:
+    if not config.has_head:
         longest = given[2] or DEFAULT_COPY
         default = max(1, longest - 1), 1, longest
     default_steps, default_top_k, default_tokens = default
@@ -63,7 +63,7 @@ def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str
             f"--speculative-num-draft-tokens {num_tokens} is more than {num_steps} steps of top-k {top_k} can supply "
             f"({supply}, the root included): ask for at most {supply}, or for more steps or a larger top-k"
         )
-    if config.copies_alone:
+    if not config.has_head:
         tree = TreeShape(0, 0, 1, num_copied=num_tokens - 1)
     else:
         copies_beside = config.captures_steps and config.sizes_trees and config.speculative_ngram == "auto"
@@ -114,10 +114,10 @@ def unused_options(config: EngineConfig) -> list[str]:
         for name in ("speculative_disable_by_batch_size", "speculative_profile"):
             if getattr(config, name) is not None:
                 lines.append(f"{flag_name(name)}: nothing is drafted without --speculative-algorithm")
-    elif config.copies_alone:
+    elif not config.has_head:
         for name in ("speculative_token_map", "speculative_aux_layers", "speculative_profile"):
             if getattr(config, name) is not None:
-                lines.append(f"{flag_name(name)}: --speculative-algorithm NGRAM drafts without a head")
+                lines.append(f"{flag_name(name)}: --speculative-algorithm {config.speculative_algorithm} drafts without a head")
     elif config.tree_rule and config.speculative_profile is not None:
         lines.append(f"--speculative-profile: trees grow as --speculative-tree {config.tree_rule} says")
     elif config.sizes_trees and config.speculative_score_sharpness != EngineConfig.speculative_score_sharpness:

@@ -11,7 +11,7 @@ from engines import make_config, text_logits
 from transformers import AutoModelForCausalLM
 
 from eagle_rt.bench import lossless
-from eagle_rt.bench.lossless import COPIES, Difference, Variant, check, variants
+from eagle_rt.bench.lossless import COPIES, Difference, Variant, check, drafting, in_all_settings
 from eagle_rt.bench.workload import load_workload
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.load import LoadedModels, load_models, model_info
@@ -49,7 +49,7 @@ def test_trees_by_a_rule_are_checked_too(pair: tuple, tmp_path: Path) -> None:
     (tmp_path / "tree.json").write_text("[[0], [1], [0, 0]]")
     config, models, _, prompts = pair
     ruled, shape = str(tmp_path / "tree.json"), TreeShape(2, 2, 4)
-    more = variants([TreeShape(3, 1, 4)], (ruled, shape))[-3:]
+    more = in_all_settings(drafting(replace(config, speculative_tree=ruled), [TreeShape(3, 1, 4)]))[-3:]
     assert [(own.tree, own.rule, own.batch_size, own.is_adaptive) for own in more] == [
         (shape, ruled, size, False) for size in (1, 16, 16)
     ]

@@ -84,13 +84,27 @@ class Difference:
         return self.gap <= self.near_tie
 
 
-def variants(trees: list[TreeShape], ruled: tuple[str, TreeShape] | None = None) -> list[Variant]:
-    """No speculation, every tree, adaptive ones up to the last of them, and those by a rule: alone and in a batch, with the prefix
-    cache on and off, and with prompts in small chunks."""
+PLAIN = Variant(NO_SPECULATION, 16, True, 512)
+
+
+def drafting(config: EngineConfig, trees: list[TreeShape]) -> list[Variant]:
+    """Every tree, adaptive ones up to the last of them unless a class of the user's drafts, and those by a rule of the user's."""
+    found = [replace(PLAIN, tree=tree) for tree in trees]
+    if not config.has_own_drafter:
+        found.append(replace(PLAIN, tree=trees[-1], is_adaptive=True))
+    if config.tree_rule:
+        found.append(replace(PLAIN, tree=resolve_tree(config, config.device)[0], rule=config.tree_rule))
+    return found
+
+
+def in_all_settings(variants: list[Variant]) -> list[Variant]:
+    """Alone and in a batch, with the prefix cache on and off, and with prompts in small chunks."""
     settings = [(1, False, 512), (16, True, 512), (16, False, 16)]
-    fixed = [Variant(tree, *setting) for tree in (NO_SPECULATION, *trees) for setting in settings]
-    adaptive = [Variant(trees[-1], *setting, is_adaptive=True) for setting in settings]
-    return fixed + adaptive + ([Variant(ruled[1], *setting, rule=ruled[0]) for setting in settings] if ruled else [])
+    return [
+        replace(own, batch_size=batch_size, prefix_cache=prefix_cache, chunk_size=chunk_size)
+        for own in variants
+        for batch_size, prefix_cache, chunk_size in settings
+    ]
 
 
 def parting(text: Text, other: Text) -> int:
@@ -219,16 +233,15 @@ def check(
         round_weights(model, models.quantization)
     near_tie = FOUR_BIT_NEAR_TIE if models.quantization in ("int4", "stored") else NEAR_TIE
     num_compared, found = 0, []
-    ruled = (config.tree_rule, resolve_tree(config, config.device)[0]) if config.tree_rule else None
-    costs = costs_of(models, config, 16, trees[-1])
+    variants = drafting(config, trees)
+    costs = None if config.has_own_drafter else costs_of(models, config, 16, trees[-1])
 
-    plain = Variant(NO_SPECULATION, 16, True, 512)
     greedy = [SamplingParams(temperature=0, max_new_tokens=max_new_tokens)] * len(prompts)
     if is_exact:
         references = transformers_greedy(model, prompts, max_new_tokens, models.eos_token_ids)
     else:
-        references = generate(models, config, plain, prompts, greedy)
-    for variant in tqdm(variants(trees, ruled), desc="greedy", unit="variant"):
+        references = generate(models, config, PLAIN, prompts, greedy)
+    for variant in tqdm(in_all_settings([PLAIN, *variants]), desc="greedy", unit="variant"):
         texts = generate(models, config, variant, prompts, greedy, costs)
         found += differences(model, variant, prompts, greedy, references, texts, near_tie)
         num_compared += len(texts)
@@ -239,10 +252,8 @@ def check(
                 SamplingParams(temperature=temperature, seed=1000 + index, max_new_tokens=max_new_tokens, **setting)
                 for index in range(len(prompts))
             ]
-            references = generate(models, config, plain, prompts, params)
-            others = [replace(plain, tree=tree) for tree in trees] + [replace(plain, tree=trees[-1], is_adaptive=True)]
-            others += [replace(plain, tree=ruled[1], rule=ruled[0])] if ruled else []
-            for variant in tqdm(others, desc=f"temperature {temperature}, {setting}", unit="tree"):
+            references = generate(models, config, PLAIN, prompts, params)
+            for variant in tqdm(variants, desc=f"temperature {temperature}, {setting}", unit="tree"):
                 texts = generate(models, config, variant, prompts, params, costs)
                 found += differences(model, variant, prompts, params, references, texts, near_tie)
                 num_compared += len(texts)
@@ -267,7 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    trees = COPIES if config.copies_alone else TREES
+    trees = TREES if config.has_head else COPIES
     num_compared, found = check(models, config, info.directory, workload.prompts, args.max_new_tokens, trees)
     for difference in found:
         kind = "rounding" if difference.is_rounding else "DIFFERENCE"

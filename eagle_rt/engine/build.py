@@ -24,6 +24,7 @@ from eagle_rt.speculate.adaptive import AdaptivePolicy
 from eagle_rt.speculate.compiled import compile_all
 from eagle_rt.speculate.copy_policy import Copying, PayingCopies
 from eagle_rt.speculate.costs import StepCosts
+from eagle_rt.speculate.own_drafts import OwnStepper
 from eagle_rt.speculate.tree_rules import RuledPolicy
 
 # Alone and beside a shorter one: these make up most of the ways in which `tree_attention` cuts the reading of prompts.
@@ -55,11 +56,10 @@ def prepared_core(
     core, notes = make_core(models, config)
     if config.device == "cpu":
         compile_now()
-    if config.device == "cpu" or config.tree_rule:
+    if config.device == "cpu" or config.tree_rule or config.has_own_drafter:
         # Drafts of drawn tokens are ranked in another number format than those of greedy ones.
         warm_up(core, [[1]], num_tokens=3, temperatures=(0.0, 1.0))
-    if core.runner.host_stepper and isinstance(policy := core.runner.host_stepper.policy, RuledPolicy) and policy.failure:
-        raise ValueError(f"--speculative-tree {config.tree_rule} fails: {policy.failure}")
+    refuse_what_fails(core, config)
     if config.device != "cpu" and config.attention_backend == "triton":
         start = time.perf_counter()
         warm_up(core, PROMPT_LENGTHS, num_tokens=1, temperatures=(0.0,))
@@ -73,6 +73,15 @@ def prepared_core(
     if config.sizes_trees and config.copies_alone and core.runner.headless:
         notes += size_copies(core, config, costs)
     return core, notes
+
+
+def refuse_what_fails(core: EngineCore, config: EngineConfig) -> None:
+    """Raises ValueError if a class of the user's has failed in the steps so far."""
+    host, headless = core.runner.host_stepper, core.runner.headless
+    if host and isinstance(host.policy, RuledPolicy) and host.policy.failure:
+        raise ValueError(f"--speculative-tree {config.tree_rule} fails: {host.policy.failure}")
+    if isinstance(headless, OwnStepper) and headless.failure:
+        raise ValueError(f"--speculative-algorithm {config.speculative_algorithm} fails: {headless.failure}")
 
 
 def warm_up(core: EngineCore, prompt_lengths: list[list[int]], *, num_tokens: int, temperatures: tuple[float, ...]) -> None:

@@ -3,19 +3,15 @@
 Whatever a rule does changes what is accepted, never the text.
 """
 
-import importlib
-import importlib.util
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 
 from eagle_rt.speculate.forest import Candidates, Ints
+from eagle_rt.speculate.plug_ins import made_of
 from eagle_rt.speculate.policy import DraftPlan, FixedPlan, FixedPolicy, StepRecord, best_of_each, can_grow
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree.paths import RankPath, read_paths, shape_of
@@ -147,25 +143,4 @@ def load_rule(name: str) -> TreeRule:
     Raises:
         ValueError: there is no such tree or class, or it is no rule.
     """
-    if name.endswith(".json"):
-        return StaticTree(read_paths(name))
-    place, class_name = name.rsplit(":", 1)
-    try:
-        rule = getattr(module_of(place), class_name)()
-    except Exception as error:
-        raise ValueError(f"--speculative-tree {name} can't be made: {type(error).__name__}: {error}") from error
-    if missing := [method for method in ("expand", "keep") if not callable(getattr(rule, method, None))]:
-        raise ValueError(f"--speculative-tree {name} has no {' and no '.join(missing)}: see eagle_rt.speculate.tree_rules.TreeRule")
-    return rule
-
-
-def module_of(place: str) -> ModuleType:
-    """A Python file, or a module by its name."""
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    spec = importlib.util.spec_from_file_location(f"speculative_tree_{Path(place).stem}", place)
-    assert spec
-    assert spec.loader
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return StaticTree(read_paths(name)) if name.endswith(".json") else made_of("--speculative-tree", name, ("expand", "keep"))

@@ -79,6 +79,17 @@ def test_trees_by_a_rule_beside_the_others(tmp_path: Path, capsys: pytest.Captur
     assert "--speculative-tree is a:B, but must be left out for --tune" in capsys.readouterr().err
 
 
+def test_a_class_that_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    def draft(self, sequences):\n        return [([5, 6, 7, 8], [-1, 0, 1, -1])] * len(sequences)\n"
+    )
+    arguments = "--device cpu --num-prompts 1 --max-new-tokens 8 --repeats 1 --num-draft-tokens 3 9 --speculative-algorithm"
+    assert bench_speculative.main([*arguments.split(), f"{tmp_path / 'mine.py'}:Mine"]) == 0
+    document = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert [(row["kind"], row["mean_tree_size"]) for row in document["rows"]] == [("none", 1.0), ("fixed", 3.0), ("fixed", 5.0)]
+    assert document["environment"]["head"] is None
+
+
 def test_copies_of_every_length(capsys: pytest.CaptureFixture[str]) -> None:
     """Where no head drafts a tree is a chain, whatever depths and widths are asked for."""
     arguments = "--device cpu --num-prompts 1 --max-new-tokens 8 --repeats 1 --num-draft-tokens 4 9 --speculative-algorithm NGRAM"
