@@ -53,6 +53,7 @@ class EngineService:
                 self._pump_task = asyncio.create_task(self._pump())
                 return
             if isinstance(report, Failed):
+                await asyncio.to_thread(self._process.join, 5)  # it puts away what it holds
                 raise EngineDiedError(report.reason)
 
     async def stop(self) -> None:

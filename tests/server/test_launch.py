@@ -184,11 +184,14 @@ def test_a_port_in_use_is_one_line_and_exit_1() -> None:
         (["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(BUILT_IN / "eagle3")],
          "holds an EAGLE3 head: use --speculative-algorithm EAGLE3"),
         (["--page-size", "0"], "--page-size is 0"),
+        (["--speculative-algorithm", "EAGLE3", "--speculative-tree", "json:loads"],
+         "--speculative-tree json:loads can't be made: TypeError"),
     ],
-    ids=["model", "tree", "algorithm", "page"],
+    ids=["model", "tree", "algorithm", "page", "rule"],
 )  # fmt: skip
 def test_what_cannot_start_says_why(flags: list[str], message: str) -> None:
     result = launched("--port", "0", *flags)
     assert result.returncode == 1
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+    assert "leaked" not in result.stderr  # by an engine that was ended before it could put away what it held
