@@ -21,7 +21,7 @@ def made_of(flag: str, name: str, methods: Sequence[str]) -> Any:
     except Exception as error:
         raise ValueError(f"{flag} {name} can't be made: {type(error).__name__}: {error}") from error
     if missing := [method for method in methods if not callable(getattr(made, method, None))]:
-        raise ValueError(f"{flag} {name} has no method {' and none '.join(missing)}, see docs/tuning.md")
+        raise ValueError(f"{flag} {name} has no method {' and none '.join(missing)}, see docs/extending.md")
     return made
 
 

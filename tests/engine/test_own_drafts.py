@@ -24,7 +24,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def class_in_docs() -> str:
-    (code,) = re.findall(r"```python\n(class Bigrams.*?)```", (DOCS / "tuning.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(class Bigrams.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
     return code
 
 

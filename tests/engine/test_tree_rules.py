@@ -134,7 +134,7 @@ def test_one_that_fails_later_stops_nobody(
 
 
 def test_the_rule_in_the_docs_does_what_it_says(pair: tuple, plain: list[list[int]], tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?class OnlyLikely.*?)```", (DOCS / "tuning.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?class OnlyLikely.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
     (tmp_path / "my_trees.py").write_text(code)
     core = with_rule(pair, tmp_path / "my_trees.py:OnlyLikely")
     assert core.runner.tree_shape == TreeShape(6, 4, 24)
