@@ -28,12 +28,14 @@ class DepthCounts:
 @dataclass
 class TreeSummary:
     """by_depth: from depth 1 on. ranks: of accepted nodes among their siblings, from 1, by score. ends: of ENDS, of steps with
-    drafts."""
+    drafts. num_copied: of the nodes that texts have said before, and num_copied_right of these were accepted."""
 
     num_steps: int = 0
     num_drafted_steps: int = 0
     num_nodes: int = 0
     num_gained: int = 0
+    num_copied: int = 0
+    num_copied_right: int = 0
     by_depth: list[DepthCounts] = field(default_factory=list)
     ranks: Counter[int] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
@@ -45,6 +47,8 @@ def summarize(traces: Iterable[StepTrace]) -> TreeSummary:
         summary.num_steps += 1
         summary.num_nodes += len(trace.tokens)
         summary.num_gained += len(trace.choices)
+        summary.num_copied += len(trace.copied)
+        summary.num_copied_right += len(set(trace.copied).intersection(trace.path))
         if len(trace.tokens) == 1:
             continue
         summary.num_drafted_steps += 1

@@ -39,7 +39,7 @@ def names_by(tokenizer: PreTrainedTokenizerBase) -> NamesOf:
 
 def tree_of(trace: StepTrace, name: NamesOf) -> Tree:
     """Confirmed nodes with a check mark, and below the last one what the target said itself."""
-    below, confirmed = children(trace), set(trace.path)
+    below, confirmed, copied = children(trace), set(trace.path), set(trace.copied)
 
     def label(node: int) -> Text:
         if node == 0:
@@ -47,6 +47,7 @@ def tree_of(trace: StepTrace, name: NamesOf) -> Tree:
         numbers = f"  {probability(trace, node):.2f}"
         if trace.chances:
             numbers += f"  chance {trace.chances[node] / trace.chances[trace.parents[node]]:.2f}"
+        numbers += "  copied" if node in copied else ""
         is_right = node in confirmed
         said = (name(trace.tokens[node]), "bold green" if is_right else "")
         return Text.assemble(said, (numbers, "dim"), (" \N{CHECK MARK}" if is_right else "", "bold green"))
@@ -100,6 +101,9 @@ def print_summary(console: Console, summary: TreeSummary) -> None:
     num_right = max(1, summary.ranks.total())
     ranks = "  ".join(f"{rank}: {count / num_right:.0%}" for rank, count in sorted(summary.ranks.items()))
     console.print(f"the right draft's place among its siblings:  {ranks}", highlight=False)
+    if summary.num_copied:
+        shares = f"{summary.num_copied / steps:.1f} nodes a step, {summary.num_copied_right / summary.num_copied:.0%} of them right"
+        console.print(f"copied from the text:  {shares}", highlight=False)
     ends = "; ".join(f"{end} {summary.ends[end] / summary.num_drafted_steps:.0%}" for end in ENDS)
     console.print(f"steps ended because:  {ends}", highlight=False)
 

@@ -241,7 +241,9 @@ class Runner:
         if not (self.graphs and needs_host(requests)):  # or it would have been captured, and taken less
             self._learn(requests, tree, rows, ms)
         tokens = tokens_of(rows)
-        decoded = Decoded(rows, logprobs_of_trees(requests, outcome, tokens), traces_of_trees(requests, outcome, tokens))
+        decoded = Decoded(
+            rows, logprobs_of_trees(requests, outcome, tokens), traces_of_trees(requests, outcome, tokens, tree.num_draft_tokens)
+        )
         self.clock.mark("accept")
         return decoded
 

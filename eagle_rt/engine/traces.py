@@ -33,6 +33,8 @@ def traces_of_forest(requests: Sequence[Request], outcome: HostOutcome) -> Trace
     trees, nodes = drafted.trees, drafted.nodes
     scores, chances = np.zeros(len(trees.owners)), np.ones(len(trees.owners))
     scores[trees.rows_of_chosen], chances[trees.rows_of_chosen] = nodes.scores, nodes.values
+    copied = np.zeros(len(trees.owners), dtype=np.bool_)
+    copied[trees.rows_of_chosen] = drafted.is_copied
     traces = {}
     for b, request in enumerate(requests):
         if request.sampling.speculative.trace:
@@ -45,12 +47,14 @@ def traces_of_forest(requests: Sequence[Request], outcome: HostOutcome) -> Trace
                 chances=chances[own].tolist() if drafted.has_chances else None,
                 path=[row - start for row in outcome.rows[b]],
                 choices=outcome.tokens[b],
+                copied=np.flatnonzero(copied[own]).tolist(),
             )
     return traces
 
 
-def traces_of_trees(requests: Sequence[Request], outcome: StepOutcome, tokens: list[list[int]]) -> Traces:
-    """Of a step with fixed shapes; without nodes that stand for none, where the head gave no numbers."""
+def traces_of_trees(requests: Sequence[Request], outcome: StepOutcome, tokens: list[list[int]], first_copy: int) -> Traces:
+    """Of a step with fixed shapes; without nodes that stand for none, where the head gave no numbers. From first_copy on nodes are
+    copied."""
     if not want_traces(requests):
         return {}
     tree = outcome.tree
@@ -68,5 +72,6 @@ def traces_of_trees(requests: Sequence[Request], outcome: StepOutcome, tokens: l
                 chances=None,
                 path=[number[node] for node in path if node >= 0],
                 choices=gained,
+                copied=[number[node] for node in real if node >= first_copy],
             )
     return traces

@@ -76,7 +76,7 @@ class OwnStepper(HeadlessStepper):
         except Exception as error:  # as above
             self._fail("draft", error)
             return None
-        return Drafted.of(sequences, nodes, np.arange(len(nodes)), 0, has_chances=False) if len(nodes) else None
+        return Drafted.of(sequences, nodes, np.arange(len(nodes)), len(nodes), has_chances=False) if len(nodes) else None
 
     def _fail(self, what: str, error: Exception) -> None:
         self.failure = f"{type(self.drafter).__name__}.{what}: {type(error).__name__}: {error}"

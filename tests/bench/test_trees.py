@@ -5,6 +5,7 @@ import json
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,17 @@ def test_every_node_is_drawn_once_and_confirmed_ones_are_marked() -> None:
         assert [node for node in range(1, 12) if "✓" in nodes[str(node)]] == sorted(path[1:])
         (end,) = [line for line in lines if "->" in line]
         assert end.split("-> ")[1].split() == [str(choice[path[-1]])]
+
+
+def test_copied_nodes_are_marked_and_counted() -> None:
+    console, own = Console(record=True, width=120, file=io.StringIO()), replace(trace([0, 1, 4]), copied=[4, 5])
+    trees.print_steps(console, [own], str)
+    trees.print_summary(console, summarize([own, replace(trace([0]), copied=[3]), trace([0])]))
+    lines = [line.strip(" │├└─") for line in console.export_text().splitlines()]
+    assert "9  0.61  copied ✓" in lines
+    assert "4  0.78  copied" in lines
+    assert "6  0.37 ✓" in lines
+    assert "copied from the text:  1.0 nodes a step, 33% of them right" in lines
 
 
 def test_how_a_tree_is_drawn() -> None:

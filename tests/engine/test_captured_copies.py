@@ -158,6 +158,7 @@ def test_what_steps_are_told_of(pair: tuple[Path, Path], prompts: list[list[int]
                 told.setdefault(name, []).extend([event.trace] * (event.trace is not None))
     assert max(len(trace.path) for trace in told["a"]) > 1
     assert all(trace.parents == list(range(-1, len(trace.tokens) - 1)) for trace in told["a"])
+    assert all(trace.copied == list(range(1, len(trace.tokens))) for trace in told["a"])
 
 
 @pytest.mark.usefixtures("on_gpu_kernels")

@@ -78,6 +78,7 @@ def test_a_request_may_want_less_or_nothing(target_dir: Path) -> None:
     assert any(len(trace.path) > 1 for trace in told["0"])
     for trace in told["0"]:
         assert trace.parents == list(range(-1, len(trace.tokens) - 1))
+        assert trace.copied == list(range(1, len(trace.tokens)))
         assert len(trace.tokens) == 1 or all(0 < chance < 1 for chance in trace.chances[1:])
 
 

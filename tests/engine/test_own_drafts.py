@@ -144,6 +144,7 @@ def test_what_is_drafted_is_traced(target: Path, tmp_path: Path) -> None:
         assert (trace.tokens[1:], trace.parents) == ([5, 6, 7], [-1, 0, 1, 0])
         assert trace.scores == pytest.approx([0, log(0.5), log(0.125), log(0.125)])
         assert trace.chances is None
+        assert not trace.copied
 
 
 def test_what_goes_with_it(tmp_path: Path) -> None:

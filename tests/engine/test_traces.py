@@ -74,6 +74,10 @@ def check(prompt: list[int], events: list[TokenEvent], tree: Tree | None, *, cop
             assert event.tokens == trace.choices[: len(event.tokens)]
             assert event.finish_reason or len(event.tokens) == len(trace.choices)
             num_accepted += len(trace.path) - 1
+            assert copies or not trace.copied
+            for node in trace.copied:  # a chain that goes on below what a head has drafted, or the root
+                assert trace.parents[node] == node - 1 or trace.parents[node] not in trace.copied
+                assert trace.tokens[node] in text
         text += event.tokens
     return num_accepted
 
@@ -170,6 +174,6 @@ def test_nodes_that_stand_for_none_are_left_out() -> None:
     outcome = StepOutcome(tree, acceptance, torch.empty(1, 5, 0), has_head=True)
     request = Request("a", [4, 5], replace(GREEDY, speculative=TRACED), seed=0)
     request.num_cached = 1
-    assert traces_of_trees([request], outcome, [[7, 8, 9]]) == {
-        "a": StepTrace(1, [5, 7, 8], [-1, 0, 1], [0.0, -1.0, -2.0], None, [0, 1, 2], [7, 8, 9])
-    }
+    own = StepTrace(1, [5, 7, 8], [-1, 0, 1], [0.0, -1.0, -2.0], None, [0, 1, 2], [7, 8, 9])
+    assert traces_of_trees([request], outcome, [[7, 8, 9]], first_copy=5) == {"a": own}
+    assert traces_of_trees([request], outcome, [[7, 8, 9]], first_copy=3) == {"a": replace(own, copied=[2])}
