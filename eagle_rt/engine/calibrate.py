@@ -12,7 +12,7 @@ import torch
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.prepare import slots_of
 from eagle_rt.kernels.packed_linear import NO_TILES, RowTiles
-from eagle_rt.speculate.copies import Copy, candidates_of
+from eagle_rt.speculate.copies import Chains, Copy
 from eagle_rt.speculate.costs import Observation, StepCosts, fitted_copy_costs, fitted_costs
 from eagle_rt.speculate.host_step import HostStepper
 from eagle_rt.speculate.host_verifier import Drafted, HostVerifier
@@ -184,8 +184,8 @@ def copy_step_ms(verifier: HostVerifier, core: EngineCore, batch_size: int, num_
         return times[-1]
     chances = np.full(num_copied, 0.5)
     copies = [Copy(b, np.array(own.text[:num_copied]), chances, chances) for b, own in enumerate(sequences)]
-    nodes = candidates_of(copies)
+    chains = Chains.of(copies)
     start = time.perf_counter()
-    drafted = Drafted.of(sequences, nodes, np.arange(len(nodes)), 0, has_chances=True)
+    drafted = Drafted.of_chains(sequences, chains, np.arange(len(chains.tokens)))
     verifier.verify(sequences, sampling, drafted.trees, lambda part: None)
     return 1000 * (time.perf_counter() - start)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eagle_rt.kernels.compiled import compiled
-from eagle_rt.speculate.forest import Candidates, Floats, Ints, joined
+from eagle_rt.speculate.forest import Candidates, Floats, Ints, PackedTrees, joined
 from eagle_rt.speculate.sequences import HostSequence
 
 # Matches of so many tokens are told apart, by the first of these that is no less; longer ones count as of the last.
@@ -27,7 +27,6 @@ LOOKING_SHARE, MOST_AHEAD, EARNED_SHARE, MOST_EARNED = 0.01, 0.0005, 0.5, 0.005
 # No token is less likely than this after those before it, and so much is what a draft's best nodes leave to others, at least.
 LEAST_LEFT = 1e-3
 NOTHING: Ints = np.zeros(0, dtype=np.int64)
-NO_CANDIDATES = Candidates(NOTHING, NOTHING, NOTHING, NOTHING, *[NOTHING.astype(np.float64)] * 3)
 
 
 class Copy(NamedTuple):
@@ -134,7 +133,9 @@ class CopyBook:
         # [2, len(LENGTHS)] as in `copied`, for greedy and for sampled sequences.
         first = COMMON_WEIGHT * np.stack((FIRST_CHANCES, np.ones_like(FIRST_CHANCES)))
         self._common = {is_sampled: first.copy() for is_sampled in (False, True)}
-        CopiedText().copy([0], 0, first)  # compiled now rather than in the first step
+        # Compiled now rather than in the first step.
+        CopiedText().copy([0], 0, first)
+        Chains.of([Copy(0, NOTHING, *first[:, :0])]).packed(np.zeros(1, dtype=np.int64), NOTHING)
 
     def of(self, sequences: Sequence[HostSequence], least_chance: float) -> list[Copy]:
         """Of those that may draft, and that end as something before: no more tokens than their trees may have. least_chance: of the
@@ -168,15 +169,51 @@ class CopyBook:
         self._texts.pop(sequence_id, None)
 
 
-def owners_and_chances(copies: Sequence[Copy]) -> tuple[Ints, Floats]:
-    """[M] of all their tokens, copy by copy."""
-    owners = np.array([copy.owner for copy in copies]).repeat([len(copy.tokens) for copy in copies])
-    return owners, np.concatenate([copy.chances for copy in copies])
+class Chains(NamedTuple):
+    """Copies, one after the other; [M] of all their tokens."""
+
+    owners: Ints
+    tokens: Ints
+    given: Floats
+    chances: Floats
+
+    @classmethod
+    def of(cls, copies: Sequence[Copy]) -> "Chains":
+        owners = np.array([copy.owner for copy in copies]).repeat([len(copy.tokens) for copy in copies])
+        tokens, given, chances = (np.concatenate([copy[place] for copy in copies]) for place in (1, 2, 3))
+        return cls(owners, tokens, given, chances)
+
+    def packed(self, roots: Ints, kept: Ints) -> tuple[PackedTrees, Candidates]:
+        """Trees of the roots [B] and of those with the numbers `kept`, with each those before it; and these as candidates. As
+        `pack` makes them of candidates, which takes longer than verifying some rows of a small model."""
+        starts, rows, whole, real = chain_columns(roots, kept, *self)
+        trees = PackedTrees(tuple(starts.tolist()), rows[0], rows[1], rows[2], rows[3], rows_of_chosen=whole[4])
+        return trees, Candidates(whole[0], whole[1], whole[2], whole[3], real[0], real[1], real[2])
 
 
-def candidates_of(copies: Sequence[Copy]) -> Candidates:
-    """[M] the same as nodes, beside none that a head has drafted."""
-    return with_copies(NO_CANDIDATES, NOTHING, copies)
+@compiled
+def chain_columns(
+    roots: Ints, kept: Ints, owners: Ints, tokens: Ints, given: Floats, chances: Floats
+) -> tuple[Ints, Ints, Ints, Floats]:
+    """(starts [B + 1] of trees; [4, T] owners, tokens, parents and depths of their rows; [5, M] owners, tokens, parents and depths
+    of the kept candidates, and their rows; [3, M] their log-probabilities, scores and values)."""
+    batch_size, count = len(roots), len(kept)
+    starts, rows = np.empty(batch_size + 1, dtype=np.int64), np.empty((4, batch_size + count), dtype=np.int64)
+    whole, real = np.empty((5, count), dtype=np.int64), np.empty((3, count))
+    row, node = 0, 0
+    for owner in range(batch_size):
+        starts[owner] = row
+        rows[0, row], rows[1, row], rows[2, row], rows[3, row] = owner, roots[owner], -1, 0
+        row += 1
+        while node < count and owners[kept[node]] == owner:
+            number, depth = kept[node], rows[3, row - 1] + 1
+            rows[0, row], rows[1, row], rows[2, row], rows[3, row] = owner, tokens[number], row - 1, depth
+            whole[0, node], whole[1, node], whole[2, node] = owner, tokens[number], number - 1 if depth > 1 else -1
+            whole[3, node], whole[4, node] = depth, row
+            real[0, node], real[1, node], real[2, node] = np.log(given[number]), np.log(chances[number]), chances[number]
+            row, node = row + 1, node + 1
+    starts[batch_size] = row
+    return starts, rows, whole, real
 
 
 def with_copies(nodes: Candidates, kept: Ints, copies: Sequence[Copy]) -> Candidates:

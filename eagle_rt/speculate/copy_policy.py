@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from eagle_rt.speculate.compiled import worth_verifying
-from eagle_rt.speculate.copies import Copy, CopyBook, candidates_of, owners_and_chances
+from eagle_rt.speculate.copies import Chains, Copy, CopyBook
 from eagle_rt.speculate.costs import Observation, StepCosts
 from eagle_rt.speculate.drafters import A_SURPRISE, LEAST_BETWEEN, MOST_BETWEEN, MUCH_WRONG, PLAIN_SHARE, num_plain_steps
 from eagle_rt.speculate.forest import Floats, Ints
@@ -187,10 +187,10 @@ class Copying:
 
     def alone(self, sequences: Sequence[HostSequence], copies: list[Copy], between_ms: float) -> Drafted | None:
         """What is verified where nothing else is drafted; None if nothing is worth it."""
-        owners, chances = owners_and_chances(copies)
-        kept = self.policy.keep(sequences, chances, owners, between_ms)
+        chains = Chains.of(copies)
+        kept = self.policy.keep(sequences, chains.chances, chains.owners, between_ms)
         self._decided = time.perf_counter()
-        return Drafted.of(sequences, candidates_of(copies), kept, 0, has_chances=True) if len(kept) else None
+        return Drafted.of_chains(sequences, chains, kept) if len(kept) else None
 
     def saved(self, outcome: HostOutcome, seconds: float) -> float:
         """Seconds that such a step has saved, looking included, beside as many plain ones as would have gained its tokens."""

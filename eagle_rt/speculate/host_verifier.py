@@ -12,6 +12,7 @@ from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.batch import slots_at
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.decoder import Decoder
+from eagle_rt.speculate.copies import Chains
 from eagle_rt.speculate.forest import Bools, Candidates, Choose, Ints, PackedTrees, pack
 from eagle_rt.speculate.sampler import SamplingBatch, target_choice
 from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
@@ -33,6 +34,12 @@ class Drafted:
         """Those of the nodes that have the numbers `kept`; from first_copy on they are copies."""
         roots, chosen = np.array([sequence.text[-1] for sequence in sequences]), nodes[kept]
         return cls(pack(roots, chosen, kept), chosen, kept >= first_copy, has_chances)
+
+    @classmethod
+    def of_chains(cls, sequences: Sequence[HostSequence], chains: Chains, kept: Ints) -> "Drafted":
+        """Of copies alone those with the numbers `kept`; with each those before it."""
+        trees, chosen = chains.packed(np.array([sequence.text[-1] for sequence in sequences]), kept)
+        return cls(trees, chosen, np.ones(len(kept), dtype=np.bool_), has_chances=True)
 
     @property
     def counts(self) -> list[int]:

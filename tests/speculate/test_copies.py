@@ -17,8 +17,8 @@ from eagle_rt.speculate.copies import (
     LENGTHS,
     MOST_AHEAD,
     MOST_EARNED,
-    NO_CANDIDATES,
     NOTHING,
+    Chains,
     Copy,
     CopyBook,
     longest_match,
@@ -190,10 +190,26 @@ def test_below_what_was_not_kept_a_copy_begins_by_itself() -> None:
     np.testing.assert_allclose(both[3:].values, [0.9 * 0.8, 0.81 * 0.8])
 
 
-def test_several_copies_alone() -> None:
-    both = with_copies(NO_CANDIDATES, NOTHING, [copy_of([1, 2]), copy_of([1, 3])._replace(owner=2)])
-    assert both.owners.tolist() == [0, 0, 2, 2]
-    assert both.parents.tolist() == [-1, 0, -1, 2]
+@pytest.mark.parametrize("seed", range(10))
+def test_copies_alone_are_packed_as_any_nodes_are(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    owners = np.flatnonzero(rng.random(5) < 0.7).tolist() or [3]
+    copies, kept, count = [], [], 0
+    for owner in owners:
+        length = int(rng.integers(1, 6))
+        given = rng.uniform(0.1, 1.0, length)
+        copies.append(Copy(owner, rng.integers(0, 9, length), given, given.cumprod()))
+        kept += range(count, count + int(rng.integers(0, length + 1)))
+        count += length
+    roots, places, nothing = rng.integers(0, 9, 5), np.array(kept, dtype=np.int64), NOTHING.astype(np.float64)
+    chosen = with_copies(Candidates(*[NOTHING] * 4, *[nothing] * 3), NOTHING, copies)[places]
+    trees, found = Chains.of(copies).packed(roots, places)
+    expected = pack(roots, chosen, places)
+    assert trees.starts == expected.starts
+    for name in ("owners", "tokens", "parents", "depths", "rows_of_chosen"):
+        assert getattr(trees, name).tolist() == getattr(expected, name).tolist()
+    for column, other in zip(found.columns, chosen.columns, strict=True):
+        np.testing.assert_allclose(column, other)
 
 
 def adaptive(node: float, **options: int) -> AdaptivePolicy:
@@ -269,7 +285,8 @@ def test_what_has_always_been_wrong_is_not_impossible() -> None:
         text += [rng.randrange(2, 10**9), 1]
         copies = book.of([sequence(text)], 0.0)
     assert 0.0 < copies[0].given[0] < 0.01
-    assert np.isfinite(with_copies(NO_CANDIDATES, NOTHING, copies).scores).all()
+    chains = Chains.of(copies)
+    assert np.isfinite(chains.packed(np.zeros(1, dtype=np.int64), np.arange(len(chains.tokens)))[1].scores).all()
 
 
 def test_who_has_left_is_forgotten() -> None:
