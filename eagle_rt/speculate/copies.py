@@ -19,8 +19,9 @@ from eagle_rt.speculate.sequences import HostSequence
 LENGTHS = np.array([1, 2, 3, 4, 6, 9, 14, 22, 32])
 # Chances of the next token after such matches, before any were seen.
 FIRST_CHANCES = np.array([0.15, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.9, 0.95])
-# How many of the latest copies of a text are remembered, and of all texts, about; and for how many of its own those of all count.
-OWN_MEMORY, COMMON_MEMORY, COMMON_WEIGHT = 1.0 - 1.0 / 16, 1.0 - 1.0 / 128, 4.0
+# How many of the latest copies of a text are remembered, and of all texts, about; for how many of its own those of all count, and
+# for how many of these the first chances.
+OWN_MEMORY, COMMON_MEMORY, COMMON_WEIGHT, FIRST_WEIGHT = 1.0 - 1.0 / 16, 1.0 - 1.0 / 128, 16.0, 4.0
 # The share of the time that looking for copies in vain may take, and so many seconds ahead: more by a share of the time that copies
 # have saved, up to so many.
 LOOKING_SHARE, MOST_AHEAD, EARNED_SHARE, MOST_EARNED = 0.01, 0.0005, 0.5, 0.005
@@ -131,7 +132,7 @@ class CopyBook:
         self._texts: dict[str, CopiedText] = {}
         self._allowance = MOST_AHEAD
         # [2, len(LENGTHS)] as in `copied`, for greedy and for sampled sequences.
-        first = COMMON_WEIGHT * np.stack((FIRST_CHANCES, np.ones_like(FIRST_CHANCES)))
+        first = FIRST_WEIGHT * np.stack((FIRST_CHANCES, np.ones_like(FIRST_CHANCES)))
         self._common = {is_sampled: first.copy() for is_sampled in (False, True)}
         # Compiled now rather than in the first step.
         CopiedText().copy([0], 0, first)
