@@ -19,6 +19,7 @@ from transformers import (
     GptOssConfig,
     HunYuanDenseV1Config,
     LlamaConfig,
+    MiniMaxM2Config,
     Mistral3Config,
     MistralConfig,
     MixtralConfig,
@@ -34,6 +35,7 @@ from transformers import (
     Qwen3NextConfig,
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
+    SeedOssConfig,
 )
 
 VOCAB_SIZE = 256 + 6
@@ -125,6 +127,14 @@ STRETCHED = {
     "mscale_all_dim": 0.9,
     "original_max_position_embeddings": TRAINED_LENGTH,
 }
+# Of a head's numbers half are turned; norms are over all heads.
+MINIMAX = {
+    "head_dim": 32,
+    "num_local_experts": 12,
+    "num_experts_per_tok": 3,
+    "rotary_dim": 16,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
 QWEN3_VL_EXPERTS = {"head_dim": 32, "num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
 # Three of four layers have memories; two heads of values share one of keys.
 QWEN3_5 = {
@@ -172,6 +182,8 @@ def family_config(name: str, **overrides):
         "phi3-long": lambda: Phi3Config(**{**SIZES, **PHI3_LONG, **overrides}),
         "hunyuan": lambda: HunYuanDenseV1Config(**{**SIZES, "head_dim": 32, "rope_parameters": NTK, **overrides}),
         "gpt-oss": lambda: GptOssConfig(**{**SIZES, **GPT_OSS, **overrides}),
+        "seed-oss": lambda: SeedOssConfig(**{**SIZES, "head_dim": 32, **overrides}),
+        "minimax-m2": lambda: MiniMaxM2Config(**{**SIZES, **MINIMAX, **overrides}),
         "qwen3.5": lambda: Qwen3_5TextConfig(**{**SIZES, **QWEN3_5, **overrides}),
         "qwen3.5-moe": lambda: Qwen3_5MoeTextConfig(**{**SIZES, **QWEN3_5_EXPERTS, **overrides}),
         "qwen3-next": lambda: Qwen3NextConfig(**{**SIZES, **QWEN3_5_EXPERTS, **overrides}),
@@ -204,11 +216,23 @@ def family_config(name: str, **overrides):
 # Models that see, too.
 SEEING = ("mistral3", "gemma3-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe")
 WITH_LATENTS = ("glm4-moe-lite", "deepseek-v2", "deepseek-v3")
-WITH_EXPERTS = ("mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "glm4-moe", *WITH_LATENTS, "qwen3.5-moe", "qwen3-next")
+WITH_EXPERTS = (
+    "mixtral",
+    "qwen3-moe",
+    "qwen3-moe-mixed",
+    "gpt-oss",
+    "glm4-moe",
+    "minimax-m2",
+    *WITH_LATENTS,
+    "qwen3.5-moe",
+    "qwen3-next",
+)
 # Models most of whose layers have memories instead of attention.
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next")
 # Of whose layers there is no one function for a CPU.
-IN_PARTS = (*HYBRIDS, *WITH_LATENTS)
+IN_PARTS = (*HYBRIDS, *WITH_LATENTS, "minimax-m2")
+# Which several processes can't hold together.
+WHOLE = (*HYBRIDS, "minimax-m2")
 # Weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses between those.
 NO_NEAR_TIES = {
     "qwen3-moe": 3,
@@ -233,6 +257,7 @@ FAMILIES = (
     "phi3-long",
     "hunyuan",
     "gemma3",
+    "seed-oss",
     "qwen3.5",
     *WITH_EXPERTS,
 )

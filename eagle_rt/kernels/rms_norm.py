@@ -58,6 +58,20 @@ class HeadNorms:
         return torch.cat((self.queries(heads[:, :num_queries]), self.keys(heads[:, num_queries:])), dim=1)
 
 
+@dataclass(frozen=True)
+class AllHeadNorms:
+    """That of all queries of a row together, and that of its keys."""
+
+    queries: RMSNorm
+    keys: RMSNorm
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """Of queries, keys and values side by side: [T, queries + 2 * keys]."""
+        num_queries, num_keys = len(self.queries.weight), len(self.keys.weight)
+        queries, keys, values = qkv.split((num_queries, num_keys, num_keys), dim=1)
+        return torch.cat((self.queries(queries.contiguous()), self.keys(keys.contiguous()), values), dim=1)
+
+
 def norms_side_by_side(x: Tensor, x_norm: RMSNorm, y: Tensor, y_norm: RMSNorm) -> Tensor:
     """[R, H + J] the norms of x [R, H] and of y [R, J]."""
     if kernel := kernel_for("norms_side_by_side", x):

@@ -114,10 +114,11 @@ def side_by_side(checkpoint: Checkpoint, prefix: str, router: Tensor, shape: Exp
 
 
 def expert_name(stored: str) -> str:
-    """A stored name of a target's tensor as it is taken by: Mixtral's, gpt-oss' and Qwen3.5's have names of their own."""
+    """A stored name of a target's tensor as it is taken by: Mixtral's, MiniMax', gpt-oss' and Qwen3.5's have names of their own."""
     stored = stored.replace(".mlp.router.", ".mlp.gate.").replace(".mlp.shared_expert.", ".mlp.shared_experts.")
     if ".block_sparse_moe." not in stored:
         return stored
-    for given, ours in ((".block_sparse_moe.", ".mlp."), (".w1.", ".gate_proj."), (".w2.", ".down_proj."), (".w3.", ".up_proj.")):
+    names = {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj.", ".mlp.e_score": ".mlp.gate.e_score"}
+    for given, ours in {".block_sparse_moe.": ".mlp.", **names}.items():
         stored = stored.replace(given, ours)
     return stored

@@ -11,7 +11,7 @@ from eagle_rt.kernels.delta_net import DeltaNetShape
 from eagle_rt.kernels.narrow_experts import NarrowStack
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 from eagle_rt.kernels.products import Quantization
-from eagle_rt.kernels.rms_norm import HeadNorms, RMSNorm
+from eagle_rt.kernels.rms_norm import AllHeadNorms, HeadNorms, RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.skinny import most_turned_rows
 from eagle_rt.kernels.whole_pass import LayerParts
@@ -53,7 +53,14 @@ class Attention:
         self.output = linear(checkpoint, f"{prefix}.o_proj", shape.hidden_size, shape.num_heads * shape.head_dim, quantization)
         sinks = checkpoint.take_optional(f"{prefix}.sinks", (shape.num_heads,))
         self.sinks = None if sinks is None else sinks.float()
-        self.norms = head_norms(checkpoint, prefix, shape)
+        self.norms, self._all_head_norms = None, None
+        if shape.norms_all_heads:
+            queries, keys = (
+                norm(checkpoint, f"{prefix}.{part}_norm", sizes[part] * shape.head_dim, shape.rms_norm_eps) for part in "qk"
+            )
+            self._all_head_norms = AllHeadNorms(queries, keys)
+        else:
+            self.norms = head_norms(checkpoint, prefix, shape)
         self.gates = None
         if shape.gates_attention:
             name = f"{prefix}{GATES_OF_ATTENTION.removesuffix('.weight')}"
@@ -65,6 +72,11 @@ class Attention:
         other.qkv, other.output = self.qkv.quantized(), self.output.quantized()
         other.gates = self.gates and self.gates.quantized()
         return other
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether whole layers of it are one compiled function."""
+        return not (self.gates or self._all_head_norms)
 
     @property
     def products(self) -> tuple[OpaqueProduct | None, ...]:
@@ -102,12 +114,13 @@ class Attention:
 
     def _turned_kernel(self, x: Tensor) -> Callable[..., Tensor] | None:
         """What makes queries, keys and values, turns them and writes to the cache at once, where there is such a kernel."""
-        is_able = not (self.qkv.product or self.norms) and 0 < len(x) <= self._most_turned_rows
+        is_able = not (self.qkv.product or self.norms or self._all_head_norms) and 0 < len(x) <= self._most_turned_rows
         return dispatch.triton_kernel("turned_product", x) if is_able else None
 
     def _qkv_heads(self, x: Tensor) -> Tensor:
         """[T, heads + 2 * kv heads, head_dim]."""
-        return self.qkv(x).view(len(x), -1, self._head_dim)
+        qkv = self.qkv(x)
+        return (self._all_head_norms(qkv) if self._all_head_norms else qkv).view(len(x), -1, self._head_dim)
 
 
 class FeedForward:
@@ -184,7 +197,7 @@ class Block:
     def parts(self) -> LayerParts | None:
         """What a compiled function for whole layers is made of; None if there is none for such layers."""
         attention, feed_forward = self.attention, self.feed_forward
-        if not isinstance(attention, Attention) or attention.gates:
+        if not isinstance(attention, Attention) or not attention.is_plain:
             return None
         products = (attention.qkv.product, attention.output.product, *feed_forward.products)
         return LayerParts(

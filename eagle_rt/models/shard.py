@@ -31,7 +31,7 @@ class Shard:
     def check(self, spec: ModelSpec) -> None:
         """Raises ValueError if the model cannot be cut into so many parts."""
         shape, size = spec.shape, self.size
-        if spec.delta_net:
+        if spec.delta_net or shape.norms_all_heads:
             raise ValueError(f"--tensor-parallel-size {size}: {spec.architecture} cannot be cut into parts yet; use 1")
         numbers = {"attention heads": shape.num_heads, "tokens": spec.vocab_size}
         for experts in spec.experts:

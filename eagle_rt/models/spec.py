@@ -36,6 +36,8 @@ FAMILIES = {
     "Qwen3_5ForCausalLM": None,
     "Qwen3_5MoeForCausalLM": None,
     "Qwen3NextForCausalLM": None,
+    "SeedOssForCausalLM": None,
+    "MiniMaxM2ForCausalLM": None,
 }
 # Models that see, too: the part of them that reads is served. What that is, and of which type its `text_config` may be (or all of
 # its config.json, in which the first Qwen2.5-VL have it).
@@ -58,6 +60,8 @@ HYBRIDS = (
     "Qwen3NextForCausalLM",
     *(f"Qwen3_5{experts}For{kind}" for experts in ("", "Moe") for kind in ("CausalLM", "ConditionalGeneration")),
 )
+# Of their queries all heads are normed together, and so are those of their keys.
+NORMS_ALL_HEADS = ("MiniMaxM2ForCausalLM",)
 HYBRID = {"partial_rotary_factor": 0.25, "full_attention_interval": 4, "norm_topk_prob": True}
 # What published configs leave out: transformers' defaults.
 LEFT_OUT = {
@@ -81,6 +85,7 @@ LEFT_OUT = {
     "Qwen3NextForCausalLM": HYBRID,
     "Qwen3_5ForCausalLM": HYBRID,
     "Qwen3_5MoeForCausalLM": HYBRID,
+    "MiniMaxM2ForCausalLM": {"rotary_dim": 64},
 }
 GATES = {"silu": SWIGLU, "gelu_pytorch_tanh": GEGLU}
 # What would make other models of these, were it set.
@@ -110,8 +115,8 @@ class LatentShape:
 @dataclass(frozen=True)
 class LayerShape:
     """The numbers that size one attention and feed-forward block; target layers and head layers share them. gates_attention: what
-    attention gives is multiplied with gates of its input's. latent: of attention over latents, which are what all heads see: there
-    is one head of keys, of as many numbers as are kept."""
+    attention gives is multiplied with gates of its input's; norms_all_heads: norms of queries and keys are over all heads. latent:
+    of attention over latents, which are what all heads see: there is one head of keys, of as many numbers as are kept."""
 
     hidden_size: int
     intermediate_size: int
@@ -121,6 +126,7 @@ class LayerShape:
     rms_norm_eps: float
     gate: Gate = SWIGLU
     gates_attention: bool = False
+    norms_all_heads: bool = False
     latent: LatentShape | None = None
 
     @property
@@ -234,7 +240,10 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
     activation = config.get("hidden_activation") or config.get("hidden_act", "silu")
     if activation not in GATES:
         raise ValueError(f"activation {activation!r} is not supported; supported are {', '.join(GATES)}")
-    shape = replace(layer_shape(config), gate=GATES[activation], gates_attention=name in HYBRIDS)
+    norms_all_heads = name in NORMS_ALL_HEADS
+    shape = replace(layer_shape(config), gate=GATES[activation], gates_attention=name in HYBRIDS, norms_all_heads=norms_all_heads)
+    if rotary_dim := config.get("rotary_dim"):
+        config = {"partial_rotary_factor": rotary_dim / shape.head_dim} | config
     rope, window_rope = ropes_from_config(config, config["qk_rope_head_dim"] if name in LATENTS else shape.head_dim)
     if name in LATENTS:
         latent = latent_shape(config, rope)
@@ -296,6 +305,8 @@ def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
         by_sigmoid = config["architectures"][0] != "DeepseekV2ForCausalLM"
         scale, num_shared = config["routed_scaling_factor"], config["n_shared_experts"] or 0
         mixing = mixing._replace(by_sigmoid=by_sigmoid, scale=scale, num_shared=num_shared, **expert_groups(config, count))
+    if config["architectures"][0] == "MiniMaxM2ForCausalLM":
+        mixing = mixing._replace(by_sigmoid=True)
     if shared_size := config.get("shared_expert_intermediate_size"):
         if shared_size % size:
             raise ValueError(f"shared_expert_intermediate_size {shared_size} in config.json is no multiple of the experts' {size}")

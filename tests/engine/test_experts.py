@@ -39,9 +39,11 @@ def test_trees_change_no_text(experts_dir: Path, head_dir: Path, kind: str, dtyp
 
 @pytest.mark.parametrize("tree", [None, (2, 2, 4)], ids=str)
 @pytest.mark.usefixtures("on_gpu_kernels")
+@pytest.mark.parametrize("name", ["qwen3-moe", "minimax-m2"])
 def test_captured_steps_write_the_same_texts(
-    one_dir: Path, head_dir: Path, tree: Tree | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, head_dir: Path, name: str, tree: Tree | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    one_dir = checkpoints.write_target(tmp_path, name)
     core = make_captured(one_dir, head_dir, tree, (2,))
     texts = run(core, PROMPTS[:2], SETTINGS[1:])
     assert "step" in core.runner.clock.seconds

@@ -73,6 +73,22 @@ def test_shared_experts_that_are_several(tmp_path: Path) -> None:
     assert torch.equal(text_logits(load_target(tmp_path), TOKENS), expected)
 
 
+def test_minimax_as_published_configs_say(tmp_path: Path) -> None:
+    """How many of a head's numbers are turned, by themselves or, left out, 64."""
+    expected = text_logits(load_target(checkpoints.write_target(tmp_path, "minimax-m2")), TOKENS)
+    config_file = tmp_path / "config.json"
+    config = json.loads(config_file.read_text())
+    for name in ("rope_parameters", "partial_rotary_factor"):
+        config.pop(name, None)
+    config |= {"rope_theta": 10000, "scoring_func": "sigmoid", "use_qk_norm": True, "shared_intermediate_size": 0}
+    config_file.write_text(json.dumps(config | {"rotary_dim": 16}))
+    assert torch.equal(text_logits(load_target(tmp_path), TOKENS), expected)
+    del config["rotary_dim"]
+    config_file.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="turns 64 of a head's 32 numbers"):
+        load_target(tmp_path)
+
+
 def test_latents_as_configs_say(tmp_path: Path) -> None:
     """Norms within have an epsilon of their own; what is turned may be stored in halves; and what published configs leave out."""
     unlike = {"rms_norm_eps": 0.1, "rope_interleave": False, "first_k_dense_replace": 1}

@@ -62,7 +62,7 @@ def parts_of(directory: Path, size: int) -> tuple[Tensor, Tensor, list[Decoder]]
     return torch.cat(logits, dim=1), features[0], list(decoders)
 
 
-@pytest.mark.parametrize("name", [name for name in (*checkpoints.FAMILIES, "qwen3-vl-moe") if name not in checkpoints.HYBRIDS])
+@pytest.mark.parametrize("name", [name for name in (*checkpoints.FAMILIES, "qwen3-vl-moe") if name not in checkpoints.WHOLE])
 def test_every_family(tmp_path: Path, name: str) -> None:
     directory = checkpoints.write_target(tmp_path, name)
     (logits, features, decoders), (expected, expected_features) = parts_of(directory, 2), read(load_target(directory))
@@ -105,6 +105,14 @@ def test_channels_of_experts_that_cannot_be_cut(tmp_path: Path) -> None:
     config.architectures = ["Qwen3MoeForCausalLM"]
     config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="33 channels of an expert"):
+        Shard(0, 2).check(model_spec(read_config(tmp_path)))
+
+
+def test_norms_over_all_heads_cannot_be_cut(tmp_path: Path) -> None:
+    config = checkpoints.family_config("minimax-m2")
+    config.architectures = ["MiniMaxM2ForCausalLM"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="MiniMaxM2ForCausalLM cannot be cut into parts yet"):
         Shard(0, 2).check(model_spec(read_config(tmp_path)))
 
 
