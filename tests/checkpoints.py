@@ -20,6 +20,7 @@ from transformers import (
     HunYuanDenseV1Config,
     LlamaConfig,
     MiniMaxM2Config,
+    Ministral3Config,
     Mistral3Config,
     MistralConfig,
     MixtralConfig,
@@ -127,6 +128,18 @@ STRETCHED = {
     "mscale_all_dim": 0.9,
     "original_max_position_embeddings": TRAINED_LENGTH,
 }
+# As Ministral 3's published configs stretch, of texts that may be longer; queries past the trained length are scaled.
+MINISTRAL = {
+    "rope_type": "yarn",
+    "rope_theta": 1000000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 256,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 # Of a head's numbers half are turned; norms are over all heads.
 MINIMAX = {
     "head_dim": 32,
@@ -197,6 +210,11 @@ def family_config(name: str, **overrides):
             text_config={**SIZES, "model_type": "mistral", "sliding_window": None, **overrides},
             vision_config={**EYES, "model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2},
         ),
+        "ministral3": lambda: Ministral3Config(**{**SIZES, "head_dim": 32, "rope_parameters": MINISTRAL, **overrides}),
+        "ministral3-vl": lambda: Mistral3Config(
+            text_config={**SIZES, "model_type": "ministral3", "head_dim": 32, "rope_parameters": MINISTRAL, **overrides},
+            vision_config={**EYES, "model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2},
+        ),
         "qwen2.5-vl": lambda: Qwen2_5_VLConfig(
             text_config={**SIZES, "rope_parameters": {**PLACES, "mrope_section": [2, 3, 3]}, **overrides},
             vision_config={**EYES, "depth": 1, "num_heads": 2, "out_hidden_size": 64, "fullatt_block_indexes": [0]},
@@ -214,7 +232,7 @@ def family_config(name: str, **overrides):
 
 
 # Models that see, too.
-SEEING = ("mistral3", "gemma3-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe")
+SEEING = ("mistral3", "ministral3-vl", "gemma3-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe")
 WITH_LATENTS = ("glm4-moe-lite", "deepseek-v2", "deepseek-v3")
 WITH_EXPERTS = (
     "mixtral",
@@ -258,6 +276,7 @@ FAMILIES = (
     "hunyuan",
     "gemma3",
     "seed-oss",
+    "ministral3",
     "qwen3.5",
     *WITH_EXPERTS,
 )

@@ -33,6 +33,11 @@ class RopeSpec:
     def trained_length(self) -> int:
         return self.parameters.get("original_max_position_embeddings") or self.max_position_embeddings
 
+    @property
+    def scales_queries(self) -> bool:
+        """Whether queries past the trained length are scaled by their positions (Ministral 3), which is not supported."""
+        return bool(self.parameters.get("llama_4_scaling_beta"))
+
     def takes_long_factors(self, context_length: int) -> bool:
         """Where `longrope` has two sets."""
         return self.kind == "longrope" and context_length > self.trained_length

@@ -38,11 +38,12 @@ FAMILIES = {
     "Qwen3NextForCausalLM": None,
     "SeedOssForCausalLM": None,
     "MiniMaxM2ForCausalLM": None,
+    "Ministral3ForCausalLM": True,
 }
 # Models that see, too: the part of them that reads is served. What that is, and of which type its `text_config` may be (or all of
 # its config.json, in which the first Qwen2.5-VL have it).
 READING_PARTS = {
-    "Mistral3ForConditionalGeneration": ("MistralForCausalLM", "mistral"),
+    "Mistral3ForConditionalGeneration": ("MistralForCausalLM", "mistral", "ministral3"),
     "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", "gemma3_text"),
     "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", "qwen2_5_vl_text", "qwen2_5_vl"),
     "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", "qwen3_vl_text"),
@@ -257,7 +258,7 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
         windows=layer_windows(config, FAMILIES[family]),
         # Where two configs say it they disagree: an output layer that is there is used.
         tie_word_embeddings=config.get("tie_word_embeddings", False) and name not in READING_PARTS,
-        max_position_embeddings=config.get("max_position_embeddings", 2048),
+        max_position_embeddings=rope.trained_length if rope.scales_queries else config.get("max_position_embeddings", 2048),
         dtype=DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "float32", torch.float32),
         experts=layer_experts(config),
         delta_nets=layer_delta_nets(config, name),

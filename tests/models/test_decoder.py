@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,15 @@ def test_shared_experts_that_are_several(tmp_path: Path) -> None:
         del config[name]
     (tmp_path / "config.json").write_text(json.dumps(config | {"rope_theta": 10000, "rope_scaling": None}))
     assert torch.equal(text_logits(load_target(tmp_path), TOKENS), expected)
+
+
+@pytest.mark.parametrize("name", ["ministral3", "ministral3-vl"])
+def test_queries_are_not_scaled_past_the_trained_length(tmp_path: Path, name: str) -> None:
+    checkpoints.write_target(tmp_path, name, max_position_embeddings=4096)
+    config = EngineConfig(model_path=str(tmp_path), device="cpu")
+    assert load_models(config, model_info(config)).context_length == 256
+    with pytest.raises(ValueError, match=r"--context-length is 257, but past 256 tokens queries of .* are scaled"):
+        load_models(replace(config, context_length=257), model_info(config))
 
 
 def test_minimax_as_published_configs_say(tmp_path: Path) -> None:
