@@ -15,7 +15,7 @@ from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 # The first steps without drafts take longer than those that follow, since drafts, or the asking for them, have filled the
 # processor's caches: for so many milliseconds, and so many steps at most.
-COLD_MS, MOST_COLD = 18.0, 12
+COLD_MS, MOST_COLD = 12.0, 6
 # How many steps in a row without drafts a policy is told of at most, the latest.
 MOST_RESTS = 1024
 
