@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -15,6 +15,8 @@ from eagle_rt.speculate.forest import Floats, Ints
 
 # The parts: `start` catches the head up and drafts the first level, `level` drafts a further one, `verify` is all that follows.
 PARTS = ("start", "level", "verify")
+# Where copies alone are verified: steps that verify nothing.
+PLAIN = "plain"
 # Costs of single sizes that are remembered; and measurements that wait until somebody asks what something costs.
 MOST_KNOWN, MOST_WAITING = 4096, 1024
 # Rows up to so many are filled up.
@@ -103,6 +105,10 @@ class PartCost:
             self._known[size] = self.tiles.filled_up(observation.num_rows), max(1e-6, expected)
         num_rows, expected = self._known[size]
         correction.move(num_rows, expected, observation.ms)
+
+    def as_measured(self) -> "PartCost":
+        """The same without what was learned."""
+        return PartCost(list(self.knots), list(self.values), self.per_sequence, self.tiles)
 
     def _rows_of(self, conditions: Conditions) -> RowDifferences:
         """What numbers of rows differ by there: in batches of another size so many rows are more of a tree, or less. Steps that
@@ -210,11 +216,10 @@ class StepCosts:
         if len(self._waiting) < MOST_WAITING:
             self._waiting.append((observation, conditions))
 
-    def of_verifying(self) -> "StepCosts":
+    def of_verifying(self) -> "CopyCosts":
         """Those of verifying as they were measured, for steps in which nothing else takes any time; what is learned of either says
         nothing of the other."""
-        own = self.parts["verify"]
-        return costs_of_verifying(PartCost(list(own.knots), list(own.values), own.per_sequence, own.tiles))
+        return CopyCosts.of(self.parts["verify"].as_measured())
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -252,12 +257,28 @@ def fitted_costs(observations: list[Observation], tiles: RowTiles = NO_TILES, ju
     return StepCosts({name: fitted_cost(own, tiles, jump_after if name == "verify" else None) for name, own in by_part.items()})
 
 
-def fitted_copy_costs(observations: list[Observation], tiles: RowTiles = NO_TILES, jump_after: int | None = None) -> StepCosts:
+class CopyCosts(StepCosts):
+    """Where nothing takes any time but verifying. What plain steps take and what others do is learned apart: what both have in
+    common would be that of steps with copies, which are most, and plain ones would look as dear as those are off."""
+
+    @classmethod
+    def of(cls, verify: PartCost) -> "CopyCosts":
+        nothing = {name: PartCost([1.0], [1e-6], 0.0) for name in PARTS}
+        costs = cls({**nothing, "verify": verify, PLAIN: verify.as_measured()})
+        costs.parts[PLAIN].machine = Machine()
+        return costs
+
+    def ms(self, part: str, num_sequences: Ints | int, num_rows: Floats | float, conditions: Conditions) -> Floats:
+        ms = super().ms(part, num_sequences, num_rows, conditions)
+        if part != "verify":
+            return ms
+        return np.where(np.equal(num_rows, num_sequences), super().ms(PLAIN, num_sequences, num_rows, conditions), ms)
+
+    def correct(self, observation: Observation, conditions: Conditions) -> None:
+        is_plain = observation.num_rows == observation.batch_size
+        super().correct(replace(observation, part=PLAIN) if is_plain else observation, conditions)
+
+
+def fitted_copy_costs(observations: list[Observation], tiles: RowTiles = NO_TILES, jump_after: int | None = None) -> CopyCosts:
     """Where there is no head."""
-    return costs_of_verifying(fitted_cost(observations, tiles, jump_after))
-
-
-def costs_of_verifying(verify: PartCost) -> StepCosts:
-    """Nothing else takes any time."""
-    nothing = {name: PartCost([1.0], [1e-6], 0.0) for name in PARTS}
-    return StepCosts({**nothing, "verify": verify})
+    return CopyCosts.of(fitted_cost(observations, tiles, jump_after))

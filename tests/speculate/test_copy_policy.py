@@ -5,7 +5,7 @@ import pytest
 from step_costs import costs
 
 from eagle_rt.speculate.copy_policy import STEPS_OF_A_PRICE, CopyStep, FixedCopies, PayingCopies
-from eagle_rt.speculate.costs import Observation, PartCost, costs_of_verifying, fitted_copy_costs
+from eagle_rt.speculate.costs import CopyCosts, Observation, PartCost, fitted_copy_costs
 from eagle_rt.speculate.forest import Ints
 from eagle_rt.speculate.members import conditions_of
 from eagle_rt.speculate.sequences import HostSequence
@@ -72,7 +72,7 @@ def test_the_least_chance_is_known_once_something_was_decided() -> None:
 
 def test_costs_that_are_stairs_hide_no_copy() -> None:
     """The first node costs two tokens, the next six nothing: seven at 0.29 each pay."""
-    policy = PayingCopies(costs_of_verifying(PartCost([1.0, 2.0, 8.0, 101.0], [10.0, 30.0, 30.0, 123.0], 0.0)), None)
+    policy = PayingCopies(CopyCosts.of(PartCost([1.0, 2.0, 8.0, 101.0], [10.0, 30.0, 30.0, 123.0], 0.0)), None)
     kept(policy, [0.5])
     assert 0.1 < policy.least_chance(1) < 0.29
     assert kept(policy, [0.29] * 7) == list(range(7))
@@ -173,6 +173,19 @@ def test_what_is_learned_of_copies_says_nothing_of_a_heads_trees() -> None:
     one = conditions_of(own)
     assert policy.costs.ms("verify", 1, 2, one) == pytest.approx(30.0, rel=0.05)
     assert theirs.ms("verify", 1, 2, one) == pytest.approx(10.1, rel=0.01)
+
+
+def test_what_is_learned_of_copies_says_nothing_of_plain_steps() -> None:
+    policy, own = PayingCopies(costs(0.0, 0.0, 0.1).of_verifying(), None), [sequence("0")]
+    one = conditions_of(own)
+    kept(policy, [0.9])
+    for _ in range(200):
+        policy.learn(own, 2, CopyStep(2, 15.0))
+    assert policy.costs.ms("verify", 1, np.array([1, 2]), one) == pytest.approx([10.0, 15.0], rel=0.05)
+    for _ in range(40):
+        rest(policy, 7.0)
+        kept(policy, [0.9])
+    assert policy.costs.ms("verify", 1, np.array([1, 2]), one) == pytest.approx([7.0, 15.0], rel=0.05)
 
 
 def test_costs_without_a_head() -> None:
