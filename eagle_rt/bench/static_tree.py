@@ -25,7 +25,7 @@ from eagle_rt.resolve import DEFAULT_BOUNDS, resolve_device
 from eagle_rt.speculate.forest import Floats
 from eagle_rt.trace import StepTrace
 from eagle_rt.tree.paths import RankPath, shape_of, write_paths
-from eagle_rt.tree_shape import TreeShape, num_tree_nodes
+from eagle_rt.tree_shape import num_tree_nodes
 
 
 def whole_beam(config: EngineConfig) -> EngineConfig:
@@ -96,8 +96,8 @@ def main(arguments: list[str] | None = None) -> int:
     print_shares(shares)
     paths = sorted((path for path, _ in nodes), key=lambda path: (len(path), path))
     write_paths(args.output, paths)
-    shape: TreeShape = shape_of(paths)
-    print(f"wrote {args.output}, a tree {shape}: {1 + sum(chance for _, chance in nodes):.2f} tokens a step are to be expected")
+    expected = 1 + sum(chance for _, chance in nodes)
+    print(f"wrote {args.output}, a tree {shape_of(paths)}: {expected:.2f} tokens a step are to be expected")
     print(f"use it: --speculative-algorithm {config.speculative_algorithm} --speculative-tree {args.output}")
     return 0
 
