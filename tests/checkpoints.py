@@ -256,6 +256,7 @@ NO_NEAR_TIES = {
     "qwen3-moe": 3,
     "qwen3-moe-mixed": 3,
     "glm4-moe": 4,
+    "minimax-m2": 6,
     "glm4-moe-lite": 9,
     "deepseek-v2": 9,
     "deepseek-v3": 12,

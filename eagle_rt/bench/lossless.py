@@ -29,8 +29,8 @@ from eagle_rt.engine.request import Request
 from eagle_rt.kernels.narrow import narrowed
 from eagle_rt.kernels.noise import gumbel_noise
 from eagle_rt.kernels.products import Quantization, of_output_layer
+from eagle_rt.models.families import READING_PARTS
 from eagle_rt.models.reading import read_texts
-from eagle_rt.models.spec import READING_PARTS
 from eagle_rt.resolve import resolve_device, resolve_tree
 from eagle_rt.speculate.costs import StepCosts
 from eagle_rt.speculate.sampler import filter_tokens

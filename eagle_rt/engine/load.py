@@ -13,11 +13,12 @@ from eagle_rt.config import EngineConfig
 from eagle_rt.kernels.processor import has_bfloat16_products
 from eagle_rt.kernels.products import Quantization, can_round, has_narrow_kernels, has_own_kernels, takes_own_kernel
 from eagle_rt.models.decoder import Decoder, load_decoder
+from eagle_rt.models.families import READING_PARTS
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import has_mtp_layer, load_head, load_mtp_head
 from eagle_rt.models.heads.spec import check_feature_layers
 from eagle_rt.models.quantized import Storage
-from eagle_rt.models.spec import READING_PARTS, LayerShape, ModelSpec, model_spec, read_config
+from eagle_rt.models.spec import LayerShape, ModelSpec, model_spec, read_config
 from eagle_rt.models.tokenizer import end_token_ids, generation_config, load_tokenizer, sampling_defaults
 from eagle_rt.models.weights import checkpoint_dir
 from eagle_rt.parallel.lead import load_shared_decoder

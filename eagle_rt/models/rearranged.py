@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from eagle_rt.models.experts import expert_name
+from eagle_rt.models.families import GEMMAS, HYBRIDS
 from eagle_rt.models.layers import GATES_OF_ATTENTION, OUTPUT_NORMS
-from eagle_rt.models.spec import GEMMAS, HYBRIDS, LatentShape, ModelSpec
+from eagle_rt.models.spec import LatentShape, ModelSpec
 from eagle_rt.models.weights import Checkpoint
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}

@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says about a decoder. Families are flags, not files."""
+"""What a checkpoint's config.json says about a decoder. Families are flags, see `families.py`."""
 
 import json
 from dataclasses import dataclass, replace
@@ -11,86 +11,12 @@ from eagle_rt.cache.pool import RowShape
 from eagle_rt.kernels.delta_net import DeltaNetShape
 from eagle_rt.kernels.experts import Mixing
 from eagle_rt.kernels.gate import GEGLU, SWIGLU, Gate
+from eagle_rt.models.families import FAMILIES, GEMMAS, HYBRIDS, LATENTS, LEFT_OUT, NORMS_ALL_HEADS, READING_PARTS, UNSUPPORTED
 from eagle_rt.models.quantized import Storage, storage_of
 from eagle_rt.models.rope import RopeSpec, ropes_from_config, warmth
 from eagle_rt.resolve import DTYPES
 
-# Architectures, and whether the config's `sliding_window` applies where `use_sliding_window` is not set (None: it never does).
-# Everything else in which they differ (biases, norms on queries and keys) is read off the tensors in the file.
-FAMILIES = {
-    "LlamaForCausalLM": None,
-    "MistralForCausalLM": True,
-    "Qwen2ForCausalLM": False,
-    "Qwen3ForCausalLM": False,
-    "MiMoForCausalLM": False,
-    "MixtralForCausalLM": True,
-    "Qwen3MoeForCausalLM": False,
-    "GptOssForCausalLM": True,
-    "Phi3ForCausalLM": True,
-    "HunYuanDenseV1ForCausalLM": None,
-    "Gemma3ForCausalLM": True,
-    "Glm4MoeForCausalLM": None,
-    "Glm4MoeLiteForCausalLM": None,
-    "DeepseekV2ForCausalLM": None,
-    "DeepseekV3ForCausalLM": None,
-    "Qwen3_5ForCausalLM": None,
-    "Qwen3_5MoeForCausalLM": None,
-    "Qwen3NextForCausalLM": None,
-    "SeedOssForCausalLM": None,
-    "MiniMaxM2ForCausalLM": None,
-    "Ministral3ForCausalLM": True,
-}
-# Models that see, too: the part of them that reads is served. What that is, and of which type its `text_config` may be (or all of
-# its config.json, in which the first Qwen2.5-VL have it).
-READING_PARTS = {
-    "Mistral3ForConditionalGeneration": ("MistralForCausalLM", "mistral", "ministral3"),
-    "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", "gemma3_text"),
-    "Qwen2_5_VLForConditionalGeneration": ("Qwen2ForCausalLM", "qwen2_5_vl_text", "qwen2_5_vl"),
-    "Qwen3VLForConditionalGeneration": ("Qwen3ForCausalLM", "qwen3_vl_text"),
-    "Qwen3VLMoeForConditionalGeneration": ("Qwen3MoeForCausalLM", "qwen3_vl_moe_text"),
-    "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", "qwen3_5_text"),
-    "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
-}
-GEMMAS = "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
-# Of their layers attention is over latents.
-LATENTS = "Glm4MoeLiteForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
-# The layer for multi-token prediction stands behind the others.
-NEXTN = "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM", "DeepseekV3ForCausalLM"
-# Of their layers most have memories, and attention in the others has gates.
-HYBRIDS = (
-    "Qwen3NextForCausalLM",
-    *(f"Qwen3_5{experts}For{kind}" for experts in ("", "Moe") for kind in ("CausalLM", "ConditionalGeneration")),
-)
-# Of their queries all heads are normed together, and so are those of their keys.
-NORMS_ALL_HEADS = ("MiniMaxM2ForCausalLM",)
-HYBRID = {"partial_rotary_factor": 0.25, "full_attention_interval": 4, "norm_topk_prob": True}
-# What published configs leave out: transformers' defaults.
-LEFT_OUT = {
-    "Gemma3ForCausalLM": {
-        "vocab_size": 262208,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": True,
-        "rope_theta": 1000000.0,
-        "rope_local_base_freq": 10000.0,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-    },
-    "Glm4MoeForCausalLM": {"norm_topk_prob": True, "partial_rotary_factor": 0.5},
-    "Glm4MoeLiteForCausalLM": {"norm_topk_prob": True, "first_k_dense_replace": 1},
-    "DeepseekV2ForCausalLM": {"topk_method": "greedy"},
-    "Qwen3NextForCausalLM": HYBRID,
-    "Qwen3_5ForCausalLM": HYBRID,
-    "Qwen3_5MoeForCausalLM": HYBRID,
-    "MiniMaxM2ForCausalLM": {"rotary_dim": 64},
-}
 GATES = {"silu": SWIGLU, "gelu_pytorch_tanh": GEGLU}
-# What would make other models of these, were it set.
-UNSUPPORTED = "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"
 
 
 @dataclass(frozen=True)

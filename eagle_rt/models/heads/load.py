@@ -7,13 +7,14 @@ import torch
 
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.experts import expert_name
+from eagle_rt.models.families import HYBRIDS, NEXTN
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.eagle import EagleHead
 from eagle_rt.models.heads.eagle3 import Eagle3Head
 from eagle_rt.models.heads.spec import head_spec, mtp_spec
 from eagle_rt.models.quantized import open_checkpoint
 from eagle_rt.models.rearranged import RearrangedCheckpoint
-from eagle_rt.models.spec import HYBRIDS, NEXTN, ModelSpec, read_config
+from eagle_rt.models.spec import ModelSpec, read_config
 from eagle_rt.models.weights import Checkpoint, tensor_files
 
 # Published names, by regular expression, and what they are called here.

@@ -4,8 +4,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from eagle_rt.models.decoder import FINAL_NORM
+from eagle_rt.models.families import HYBRIDS, NEXTN
 from eagle_rt.models.rope import RopeSpec, rope_from_config
-from eagle_rt.models.spec import HYBRIDS, NEXTN, ExpertShape, LayerShape, ModelSpec, layer_shape
+from eagle_rt.models.spec import ExpertShape, LayerShape, ModelSpec, layer_shape
 
 
 @dataclass(frozen=True)
