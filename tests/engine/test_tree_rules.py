@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from guessable import make_drafting, write_pair
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import EngineCore
+from eagle_rt.engine.load import model_info
 from eagle_rt.engine.params import SamplingParams, SpeculativeParams
+from eagle_rt.engine.profile import Profile, subject_of, with_profile
 from eagle_rt.resolve import resolve_tree, unused_options
+from eagle_rt.speculate.costs import PartCost, StepCosts
 from eagle_rt.speculate.tree_rules import RuledPolicy
 from eagle_rt.tree_shape import TreeShape
 
@@ -157,6 +161,15 @@ def test_a_rule_may_want_wider_levels_than_a_beam(tmp_path: Path) -> None:
         resolve_tree(
             EngineConfig(speculative_algorithm="EAGLE3", speculative_tree="a:B", speculative_num_draft_tokens=41, **numbers), "cpu"
         )
+
+
+def test_no_profile_says_what_a_rule_drafts(pair: tuple, drawn: Path) -> None:
+    numbers = dict.fromkeys(("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"))
+    config = make_config(*pair, (1, 1, 2), speculative_algorithm="EAGLE", speculative_tree=str(drawn), **numbers)
+    costs = StepCosts({name: PartCost([1.0], [1.0], 0.1) for name in ("start", "level", "verify")})
+    profile = Profile(subject_of(config, model_info(config)), TreeShape(6, 4, 24), TreeShape(5, 4, 16), costs, [], [])
+    assert with_profile(config, profile) == config
+    assert with_profile(replace(config, speculative_tree="fixed"), profile).speculative_num_steps == 5
 
 
 def test_what_goes_with_rules(pair: tuple, drawn: Path) -> None:

@@ -74,7 +74,7 @@ def test_none_has_a_bias(called: list[str]) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("name", "num_tokens", "turns", "rotates"),
-    [("llama", 12, 2, 0), ("llama", 33, 0, 2), ("qwen2", 12, 2, 0), ("qwen3", 12, 0, 2)],
+    [("llama", 12, 2, 0), ("llama", 33, 0, 2), ("qwen2", 12, 2, 0), ("qwen3", 12, 0, 2), ("minimax-m2", 12, 0, 2)],
 )
 def test_targets(tmp_path: Path, name: str, num_tokens: int, turns: int, rotates: int, called: list[str]) -> None:
     """Queries and keys with norms of their own, and many rows, are turned by another kernel."""

@@ -49,6 +49,12 @@ def test_a_drawn_tree_has_the_nodes_that_its_ranks_lead_to() -> None:
     assert paths_of(trees, 1) == {()}
 
 
+def test_children_that_the_tree_does_not_know_are_no_nodes_of_it() -> None:
+    shapes = [TreeShape(3, WHOLE.top_k + 2, 20)]
+    trees = grown(ruled(StaticTree(PATHS), shapes), shapes)
+    assert paths_of(trees, 0) == {tokens_of(path, 0, WHOLE.top_k) for path in [(), *PATHS]}
+
+
 @pytest.mark.parametrize(
     ("bounds", "allowed"),
     [
