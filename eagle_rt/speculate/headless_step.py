@@ -29,7 +29,7 @@ class HeadlessStepper:
         if self.copying and (copies := self.copying.of(sequences)):
             drafted = self.copying.alone(sequences, copies, self._pauses[False].ms)
         start = time.perf_counter()
-        outcome = self._copy(sequences, sampling, drafted, mark) if drafted else self._rest(sequences, sampling)
+        outcome = self._verify(sequences, sampling, drafted, mark) if drafted else self._rest(sequences, sampling)
         end = time.perf_counter()
         if self.copying:
             saved = self.copying.saved(outcome, end - begin) if drafted else None
@@ -48,7 +48,7 @@ class HeadlessStepper:
         if self.copying:
             self.copying.book.forget(sequence_id)
 
-    def _copy(
+    def _verify(
         self, sequences: list[HostSequence], sampling: SamplingBatch, drafted: Drafted, mark: Callable[[str], None]
     ) -> HostOutcome:
         confirmed = self.verifier.verify(sequences, sampling, drafted.trees, mark)

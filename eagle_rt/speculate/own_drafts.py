@@ -57,7 +57,7 @@ class OwnStepper(HeadlessStepper):
     def step(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
         drafted = self._drafted(sequences)
         mark("draft")
-        outcome = self._copy(sequences, sampling, drafted, mark) if drafted else self._rest(sequences, sampling)
+        outcome = self._verify(sequences, sampling, drafted, mark) if drafted else self._rest(sequences, sampling)
         mark("accept" if drafted else "verify")
         return outcome
 
