@@ -44,7 +44,7 @@ class CallFormat:
 
     opens: the first part of `begin`, by which a call is recognised; closes: the last part of `end`, empty where calls are the whole
     reply. Between them is an object with the name and, under this key, the arguments. inner: the marks within these, where a model
-    is known to forget the first one of those.
+    is known to forget the first one of those. one_of_several: a pattern, where several calls may stand between the same marks.
     """
 
     begin: str
@@ -53,11 +53,12 @@ class CallFormat:
     opens: str
     closes: str
     key: str
-    style: Literal["json", "qwen_xml", "glm_xml"] = "json"
+    style: Literal["json", "qwen_xml", "glm_xml", "minimax_xml"] = "json"
     inner: tuple[str, str] | None = None
+    one_of_several: str | None = None
 
 
-# Hermes', which Qwen 2.5 and 3 and MiMo have learned, Qwen3-Coder's, GLM-4.5's, and Llama 3's.
+# Hermes', which Qwen 2.5 and 3 and MiMo have learned, Qwen3-Coder's, GLM-4.5's, MiniMax-M2's, and Llama 3's.
 TAGGED = CallFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "<tool_call>", "</tool_call>", "arguments")
 PARAMETERS = CallFormat(
     "<tool_call>\n<function=",
@@ -70,11 +71,22 @@ PARAMETERS = CallFormat(
     ("<function=", "</function>"),
 )
 PAIRS = CallFormat("<tool_call>", "", "</tool_call>", "<tool_call>", "</tool_call>", "arguments", "glm_xml")
+INVOKES = CallFormat(
+    '<minimax:tool_call>\n<invoke name="',
+    '">\n',
+    "\n</invoke>\n</minimax:tool_call>",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    "arguments",
+    "minimax_xml",
+    one_of_several=r"\s*(<invoke .*?</invoke>)\s*",
+)
 BARE = CallFormat('{"name": "', '", "parameters": ', "}", "{", "", "parameters")
 
 # Where parameters have tags of their own: a name and what belongs to it, and of that each parameter and its value.
 TAGS = {
     "qwen_xml": (r"\s*<function=([^>\n]+)>(.*?)</function>\s*", r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>"),
+    "minimax_xml": (r'<invoke name="([^"\n]+)">(.*?)</invoke>', r'<parameter name="([^"\n]+)">(.*?)</parameter>'),
     "glm_xml": (r"\s*([^\s<]+)(.*)", r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>"),
 }
 
@@ -97,6 +109,8 @@ def call_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat:
         return PARAMETERS
     if "<tool_call>" in template and "<arg_key>" in template:
         return PAIRS
+    if "<minimax:tool_call>" in template and "<invoke name=" in template:
+        return INVOKES
     if "<tool_call>" in template and "arguments" in template and "<function=" not in template:
         return TAGGED
     if '"parameters"' in template and "tools" in template:
@@ -154,10 +168,10 @@ class CallReader:
             if not end and not is_last:
                 break
             whole, self._held = own[0] + inside + end, after
-            call = self._call_in(inside if own == outer else whole)
-            content += "" if call else whole
-            calls += [call] if call else []
-            self._may_close = call is not None and own == inner
+            found = self._calls_in(inside if own == outer else whole)
+            content += "" if found else whole
+            calls += found
+            self._may_close = bool(found) and own == inner
         return content, calls
 
     def _is_closed(self, is_last: bool) -> bool:
@@ -190,9 +204,15 @@ class CallReader:
             text = text[end:].lstrip("; \n")
         return ("" if calls else content), calls
 
-    def _call_in(self, text: str) -> Call | None:
-        style = self._form.style
-        return self._call(decoded(text) if style == "json" else parameters_in(text, *TAGS[style], self._functions))
+    def _calls_in(self, text: str) -> list[Call]:
+        """None where any of it is none."""
+        style, pattern = self._form.style, self._form.one_of_several
+        if pattern and re.sub(pattern, "", text, flags=re.DOTALL):
+            return []
+        parts = re.findall(pattern, text, re.DOTALL) if pattern else [text]
+        read = [decoded(part) if style == "json" else parameters_in(part, *TAGS[style], self._functions) for part in parts]
+        calls = [call for own in read if (call := self._call(own))]
+        return calls if len(calls) == len(parts) else []
 
     def _call(self, found: Any) -> Call | None:
         """None if what is written there is none."""

@@ -9,7 +9,7 @@ from checkpoints import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_rt.server.calls import BARE, PAIRS, PARAMETERS, TAGGED, CallFormat, CallReader, Functions, call_format
+from eagle_rt.server.calls import BARE, INVOKES, PAIRS, PARAMETERS, TAGGED, CallFormat, CallReader, Functions, call_format
 
 FUNCTIONS: Functions = {"look_up": {}, "add": {}}
 
@@ -98,6 +98,17 @@ def in_pairs(name: str, arguments: dict[str, Any], between: str = "\n") -> str:
     return between.join([*parts, PAIRS.end])
 
 
+def in_invokes(*calls: tuple[str, dict[str, Any]]) -> str:
+    """Calls as MiniMax-M2's template writes them: texts as they are, all else in JSON."""
+    parts = [INVOKES.opens]
+    for name, arguments in calls:
+        parts += [f'<invoke name="{name}">']
+        for key, value in arguments.items():
+            parts += [f'<parameter name="{key}">{value if isinstance(value, str) else json.dumps(value)}</parameter>']
+        parts += ["</invoke>"]
+    return "\n".join([*parts, INVOKES.closes])
+
+
 SCHEMAS = {"text": "string", "whole": "integer", "number": "number", "flag": "boolean", "object": "object", "list": "array"}
 TYPED: Functions = {"add": {"properties": {name: {"type": kind} for name, kind in SCHEMAS.items()}}, "look_up": {}}
 VALUES = {
@@ -116,9 +127,28 @@ VALUES = {
 def test_parameters_in_tags_have_the_types_of_their_schemas(data: st.DataObject) -> None:
     named = st.fixed_dictionaries({}, optional=VALUES)
     calls = data.draw(st.lists(st.tuples(st.just("add"), named), max_size=3))
-    form, written = data.draw(st.sampled_from([(PARAMETERS, in_tags), (PAIRS, in_pairs), (PAIRS, partial(in_pairs, between=""))]))
+    form, written = data.draw(
+        st.sampled_from(
+            [
+                (PARAMETERS, in_tags),
+                (PAIRS, in_pairs),
+                (PAIRS, partial(in_pairs, between="")),
+                (INVOKES, lambda *call: in_invokes(call)),
+            ]
+        )
+    )
     text = "Yes. ".join(["", *(written(*call) for call in calls), ""])
     assert read(form, cut(data, text), TYPED) == ("Yes. " * (len(calls) + 1), calls)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_several_calls_between_the_same_marks(data: st.DataObject) -> None:
+    calls = data.draw(st.lists(st.tuples(st.just("add"), st.fixed_dictionaries({}, optional=VALUES)), min_size=1, max_size=3))
+    text = in_invokes(*calls)
+    assert read(INVOKES, cut(data, f"Yes.{text} {text}"), TYPED) == ("Yes. ", calls * 2)
+    for broken in (in_invokes(*calls, ("unknown", {})), text.replace("</invoke>", "</invoke>and", 1), in_invokes()):
+        assert read(INVOKES, cut(data, broken), TYPED) == (broken, [])
 
 
 def without_outer_marks(call: str, *, is_closed: bool) -> str:
@@ -228,6 +258,7 @@ def test_formats_are_told_by_templates() -> None:
         ('{% if tools %}Respond as {"name": name, "parameters": dictionary}{% endif %}', BARE),
         ("{% if tools %}<tool_call>{'name': name, 'arguments': {}}</tool_call>{% endif %}", TAGGED),
         ("{% if tools %}<tool_call>\n<function=name>\n<parameter=a>\n{{ arguments }}\n</parameter>{% endif %}", PARAMETERS),
+        ('{% if tools %}<minimax:tool_call>\n<invoke name="n">\n<parameter name="a">1</parameter>{% endif %}', INVOKES),
         ("{% if tools %}<tool_call>name\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>{% endif %}", PAIRS),
     ):
         tokenizer.chat_template = template

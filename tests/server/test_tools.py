@@ -100,6 +100,17 @@ def test_calls_in_pairs_that_must_be_made() -> None:
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [("look_up", {"city": "Rome"}), ("add", {"x": 1})]
 
 
+def test_invocations_that_must_be_made() -> None:
+    tools = tools_that_must_be_called('{{ tools }}<minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke>')
+    rome = '<minimax:tool_call>\n<invoke name="look_up">\n<parameter name="city">Rome</parameter>\n</invoke>\n</minimax:tool_call>'
+    total = rome.replace("look_up", "add").replace("city", "x").replace("Rome", "1")
+    check_matches(
+        tools.structural_tag, [rome, total, f"{rome}\n{total}"], ["", "No.", rome.replace("city", "town"), f"Yes. {rome}"]
+    )
+    calls = tools.reader().read(rome + total, is_last=True)[1]
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("look_up", {"city": "Rome"}), ("add", {"x": 1})]
+
+
 def test_dialogues_with_calls() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"city": "Rome"}'}}
     messages = [
