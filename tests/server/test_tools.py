@@ -78,32 +78,24 @@ def test_bare_calls_that_must_be_made() -> None:
     assert not matcher.accept_string("\n{")
 
 
-def test_calls_in_tags_that_must_be_made() -> None:
-    tools = tools_that_must_be_called("{{ tools }}<tool_call><function=f><parameter=a></parameter></function></tool_call>")
-    rome = "<tool_call>\n<function=look_up>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
-    total = rome.replace("look_up", "add").replace("city", "x").replace("Rome", "1")
-    check_matches(
-        tools.structural_tag, [rome, total, f"{rome}\n{total}"], ["", "No.", rome.replace("city", "town"), f"Yes. {rome}"]
-    )
-    calls = tools.reader().read(rome + total, is_last=True)[1]
-    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("look_up", {"city": "Rome"}), ("add", {"x": 1})]
+IN_TAGS = "<tool_call>\n<function=look_up>\n<parameter=city>\nRome\n</parameter>\n</function>\n</tool_call>"
+IN_PAIRS = "<tool_call>look_up\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>"
+INVOKED = '<minimax:tool_call>\n<invoke name="look_up">\n<parameter name="city">Rome</parameter>\n</invoke>\n</minimax:tool_call>'
 
 
-def test_calls_in_pairs_that_must_be_made() -> None:
-    tools = tools_that_must_be_called("{{ tools }}<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>")
-    rome = "<tool_call>look_up\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>"
-    total = "<tool_call>add<arg_key>x</arg_key><arg_value>1</arg_value></tool_call>"
-    check_matches(
-        tools.structural_tag, [rome, total, f"{rome}\n{total}"], ["", "No.", rome.replace("city", "town"), f"Yes. {rome}"]
-    )
-    calls = tools.reader().read(rome + total, is_last=True)[1]
-    assert [(call.name, json.loads(call.arguments)) for call in calls] == [("look_up", {"city": "Rome"}), ("add", {"x": 1})]
-
-
-def test_invocations_that_must_be_made() -> None:
-    tools = tools_that_must_be_called('{{ tools }}<minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke>')
-    rome = '<minimax:tool_call>\n<invoke name="look_up">\n<parameter name="city">Rome</parameter>\n</invoke>\n</minimax:tool_call>'
-    total = rome.replace("look_up", "add").replace("city", "x").replace("Rome", "1")
+@pytest.mark.parametrize(
+    ("template", "rome", "between"),
+    [
+        ("<tool_call><function=f><parameter=a></parameter></function></tool_call>", IN_TAGS, "\n"),
+        ("<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", IN_PAIRS, ""),
+        ('<minimax:tool_call><invoke name="f"><parameter name="a">1</parameter></invoke>', INVOKED, "\n"),
+    ],
+    ids=["tags", "pairs", "invoked"],
+)
+def test_calls_that_must_be_made(template: str, rome: str, between: str) -> None:
+    """between: the parts of the second one."""
+    tools = tools_that_must_be_called("{{ tools }}" + template)
+    total = rome.replace("look_up", "add").replace("city", "x").replace("Rome", "1").replace("\n", between)
     check_matches(
         tools.structural_tag, [rome, total, f"{rome}\n{total}"], ["", "No.", rome.replace("city", "town"), f"Yes. {rome}"]
     )
