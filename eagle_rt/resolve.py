@@ -108,9 +108,9 @@ def unused_options(config: EngineConfig) -> list[str]:
     lines = []
     if config.torch_compile_max_bs is not None and not config.enable_torch_compile:
         lines.append("--torch-compile-max-bs: nothing is compiled without --enable-torch-compile")
-    if not config.speculative_algorithm and config.tree_rule:
-        lines.append("--speculative-tree: nothing is drafted without --speculative-algorithm")
     if not config.speculative_algorithm:
+        if config.tree_rule:
+            lines.append("--speculative-tree: nothing is drafted without --speculative-algorithm")
         for name in ("speculative_disable_by_batch_size", "speculative_profile"):
             if getattr(config, name) is not None:
                 lines.append(f"{flag_name(name)}: nothing is drafted without --speculative-algorithm")

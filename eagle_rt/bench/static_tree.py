@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: no draft was right in {len(traces)} steps: does the head fit? (python -m eagle_rt.doctor)", file=sys.stderr)
         return 1
     print_shares(shares)
-    paths = sorted((path for path, _ in nodes), key=lambda path: (len(path), path))
+    paths = [path for path, _ in nodes]
     write_paths(args.output, paths)
     expected = 1 + sum(chance for _, chance in nodes)
     print(f"wrote {args.output}, a tree {shape_of(paths)}: {expected:.2f} tokens a step are to be expected")

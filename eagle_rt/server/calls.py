@@ -205,7 +205,7 @@ class CallReader:
         return ("" if calls else content), calls
 
     def _calls_in(self, text: str) -> list[Call]:
-        """None where any of it is none."""
+        """Nothing where any of it is none."""
         style, pattern = self._form.style, self._form.one_of_several
         if pattern and re.sub(pattern, "", text, flags=re.DOTALL):
             return []

@@ -1,6 +1,5 @@
 """Steps in which a class of the user's drafts, with no head of ours: whatever it says, the text stays the same."""
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -10,6 +9,7 @@ import numpy as np
 from eagle_rt.speculate.forest import Candidates, joined
 from eagle_rt.speculate.headless_step import HeadlessStepper
 from eagle_rt.speculate.host_verifier import Drafted, HostOutcome, HostVerifier
+from eagle_rt.speculate.plug_ins import Trust
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
@@ -28,8 +28,6 @@ class Node(NamedTuple):
 
 
 TEXT = Node(-1, -1, 0, 0.0, 0.0)
-
-logger = logging.getLogger(__name__)
 
 
 class Drafter(Protocol):
@@ -51,8 +49,12 @@ class OwnStepper(HeadlessStepper):
 
     def __init__(self, verifier: HostVerifier, drafter: Drafter, max_batch_size: int | None) -> None:
         super().__init__(verifier)
-        self.drafter, self.failure = drafter, ""
+        self.drafter, self._trust = drafter, Trust(drafter, "the class that drafts has failed, and nothing is drafted any more")
         self._max_batch_size = max_batch_size
+
+    @property
+    def failure(self) -> str:
+        return self._trust.failure
 
     def step(self, sequences: list[HostSequence], sampling: SamplingBatch, mark: Callable[[str], None]) -> HostOutcome:
         drafted = self._drafted(sequences)
@@ -63,24 +65,16 @@ class OwnStepper(HeadlessStepper):
 
     def forget(self, sequence_id: str) -> None:
         if (forget := getattr(self.drafter, "forget", None)) and not self.failure:
-            try:
+            with self._trust.asking("forget"):
                 forget(sequence_id)
-            except Exception as error:  # whatever is wrong with it, requests go on
-                self._fail("forget", error)
 
     def _drafted(self, sequences: list[HostSequence]) -> Drafted | None:
         if self.failure or (self._max_batch_size is not None and len(sequences) > self._max_batch_size):
             return None
-        try:
+        nodes = None
+        with self._trust.asking("draft"):
             nodes = candidates_of(sequences, self.drafter.draft(sequences), self.verifier.target.spec.vocab_size)
-        except Exception as error:  # as above
-            self._fail("draft", error)
-            return None
-        return Drafted.of(sequences, nodes, np.arange(len(nodes)), len(nodes), has_chances=False) if len(nodes) else None
-
-    def _fail(self, what: str, error: Exception) -> None:
-        self.failure = f"{type(self.drafter).__name__}.{what}: {type(error).__name__}: {error}"
-        logger.error("the class that drafts has failed, and nothing is drafted any more: %s", self.failure, exc_info=error)
+        return Drafted.of(sequences, nodes, np.arange(len(nodes)), len(nodes), has_chances=False) if nodes else None
 
 
 def candidates_of(sequences: Sequence[HostSequence], drafts: Sequence[Nodes], vocab_size: int) -> Candidates:

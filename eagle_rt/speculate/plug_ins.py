@@ -2,11 +2,32 @@
 
 import importlib
 import importlib.util
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class Trust:
+    """In an object of a user's class, until it has failed: that is told of, and who asks it goes on without. instead: what happens
+    from then on; failure: what was wrong, empty before."""
+
+    def __init__(self, made: Any, instead: str) -> None:
+        self.failure, self._name, self._instead = "", type(made).__name__, instead
+
+    @contextmanager
+    def asking(self, method: str) -> Iterator[None]:
+        """Whatever is wrong with it ends this block and nothing else."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = f"{self._name}.{method}: {type(error).__name__}: {error}"
+            logger.error("%s: %s", self._instead, self.failure, exc_info=error)
 
 
 def made_of(flag: str, name: str, methods: Sequence[str]) -> Any:

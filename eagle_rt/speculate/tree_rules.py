@@ -3,7 +3,6 @@
 Whatever a rule does changes what is accepted, never the text.
 """
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -11,14 +10,12 @@ from typing import Protocol
 import numpy as np
 
 from eagle_rt.speculate.forest import Candidates, Ints
-from eagle_rt.speculate.plug_ins import made_of
+from eagle_rt.speculate.plug_ins import Trust, made_of
 from eagle_rt.speculate.policy import DraftPlan, FixedPlan, FixedPolicy, StepRecord, best_of_each, can_grow
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree.paths import RankPath, read_paths, shape_of
 
 NOTHING: Ints = np.zeros(0, dtype=np.int64)
-
-logger = logging.getLogger(__name__)
 
 
 class TreeRule(Protocol):
@@ -76,14 +73,14 @@ class RuledPolicy(FixedPolicy):
 
     def __init__(self, rule: TreeRule, max_batch_size: int | None) -> None:
         super().__init__(max_batch_size)
-        self.rule, self.failure = rule, ""
+        self.rule, self.trust = rule, Trust(rule, "the rule that trees grow by has failed, and EAGLE-2's takes its place")
+
+    @property
+    def failure(self) -> str:
+        return self.trust.failure
 
     def begin(self, sequences: Sequence[HostSequence], num_missing: Sequence[int]) -> DraftPlan:
         return FixedPlan(sequences) if self.failure else RuledPlan(sequences, self)
-
-    def fail(self, what: str, error: Exception) -> None:
-        self.failure = f"{type(self.rule).__name__}.{what}: {type(error).__name__}: {error}"
-        logger.error("the rule that trees grow by has failed, and EAGLE-2's takes its place: %s", self.failure, exc_info=error)
 
 
 class RuledPlan(FixedPlan):
@@ -94,11 +91,9 @@ class RuledPlan(FixedPlan):
         self._num_left = np.array([own.bounds.num_scratch_rows if own.bounds else 0 for own in sequences])
 
     def expand(self, newest: Candidates) -> Ints:
-        try:
+        places = NOTHING
+        with self._policy.trust.asking("expand"):
             places = checked(self._policy.rule.expand(newest, self._sequences), len(newest))
-        except Exception as error:  # whatever is wrong with it, requests go on
-            self._policy.fail("expand", error)
-            return NOTHING
         places = np.intersect1d(places, can_grow(newest, self._bounds), assume_unique=True)
         places = best_of_each(replace(newest, values=newest.scores), places, self._num_left)
         self._num_left = self._num_left - np.bincount(newest.owners[places], minlength=len(self._num_left))
@@ -107,24 +102,15 @@ class RuledPlan(FixedPlan):
     def keep(self, candidates: Candidates) -> Ints:
         if self._policy.failure:
             return NOTHING
-        try:
-            numbers = checked(self._policy.rule.keep(candidates, self._sequences), len(candidates))
-            parents = candidates.parents[numbers]
-            if len(orphans := numbers[~np.isin(parents, [-1, *numbers])]):
-                raise ValueError(f"node {orphans[0]} is kept, but not its parent {candidates.parents[orphans[0]]}")
-        except Exception as error:  # as above
-            self._policy.fail("keep", error)
-            return NOTHING
+        numbers = NOTHING
+        with self._policy.trust.asking("keep"):
+            numbers = with_parents(checked(self._policy.rule.keep(candidates, self._sequences), len(candidates)), candidates)
         return best_of_each(replace(candidates, values=candidates.scores), numbers, self._bounds.most_drafts)
 
     def learn(self, record: StepRecord) -> None:
-        learn = getattr(self._policy.rule, "learn", None)
-        if learn is None or self._policy.failure:
-            return
-        try:
-            learn(record)
-        except Exception as error:  # as above
-            self._policy.fail("learn", error)
+        if (learn := getattr(self._policy.rule, "learn", None)) and not self._policy.failure:
+            with self._policy.trust.asking("learn"):
+                learn(record)
 
 
 def checked(places: Ints, count: int) -> Ints:
@@ -135,6 +121,13 @@ def checked(places: Ints, count: int) -> Ints:
     if len(places) and (places[0] < 0 or places[-1] >= count or (places[1:] <= places[:-1]).any()):
         raise ValueError(f"it gave {places}, but must give numbers from 0 to {count - 1}, ascending")
     return places.astype(np.int64)
+
+
+def with_parents(numbers: Ints, candidates: Candidates) -> Ints:
+    """Raises ValueError if the parent of one of them is not among them."""
+    if len(orphans := numbers[~np.isin(candidates.parents[numbers], [-1, *numbers])]):
+        raise ValueError(f"node {orphans[0]} is kept, but not its parent {candidates.parents[orphans[0]]}")
+    return numbers
 
 
 def load_rule(name: str) -> TreeRule:

@@ -25,7 +25,7 @@ def read_paths(file: str | Path) -> list[RankPath]:
         raise ValueError(f"the tree {file} can't be read: {error}") from None
     if not (isinstance(document, list) and document and all(map(is_path, document))):
         raise ValueError(f"the tree {file} must be a list of paths, each a list of ranks from 0 on, as [[0], [1], [0, 0]]")
-    paths = sorted(map(tuple, document), key=lambda path: (len(path), path))
+    paths = parents_first(map(tuple, document))
     known: set[RankPath] = {()}
     for path in paths:
         if path in known:
@@ -41,7 +41,11 @@ def is_path(value: object) -> bool:
 
 
 def write_paths(file: Path, paths: Iterable[RankPath]) -> None:
-    file.write_text("[" + ",\n ".join(json.dumps(path) for path in paths) + "]\n")
+    file.write_text("[" + ",\n ".join(map(json.dumps, parents_first(paths))) + "]\n")
+
+
+def parents_first(paths: Iterable[RankPath]) -> list[RankPath]:
+    return sorted(paths, key=lambda path: (len(path), path))
 
 
 def shape_of(paths: list[RankPath]) -> TreeShape:
