@@ -27,8 +27,7 @@ from eagle_rt.speculate.host_drafter import HostDrafter
 from eagle_rt.speculate.host_step import HostStepper
 from eagle_rt.speculate.host_verifier import HostVerifier
 from eagle_rt.speculate.operations import StepOperations, TorchOperations
-from eagle_rt.speculate.own_drafts import OwnStepper
-from eagle_rt.speculate.plug_ins import made_of
+from eagle_rt.speculate.own_drafts import OwnStepper, feature_layers_of, load_drafter
 from eagle_rt.speculate.policy import FixedPolicy
 from eagle_rt.speculate.step import Stepper
 from eagle_rt.speculate.texts import TextTable
@@ -96,8 +95,8 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
         )
     elif config.has_own_drafter:
         assert config.speculative_algorithm
-        own = made_of("--speculative-algorithm", config.speculative_algorithm, ("draft",))
-        headless = OwnStepper(HostVerifier(models.target, pool, backend), own, largest_batch)
+        own = load_drafter(config.speculative_algorithm, models.target)
+        headless = OwnStepper(HostVerifier(models.target, pool, backend, feature_layers_of(own)), own, largest_batch)
     elif not drafter and (config.copies_alone or device == "cpu"):
         copying = Copying(FixedCopies(largest_batch)) if config.copies_alone else None
         headless = HeadlessStepper(HostVerifier(models.target, pool, backend), copying)

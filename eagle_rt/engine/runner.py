@@ -182,45 +182,53 @@ class Runner:
             self.clock.mark("prepare")
             outcome = stepper.step(sequences, sampling, self.clock.mark)
         if plan.chunks:
-            has_head = isinstance(stepper, HostStepper)
-            prefilled, others = self._prefill_on_host(plan, stepper) if has_head else self.start_prefill(plan.chunks)()
+            prefilled, others = self._prefill_on_host(plan.chunks, stepper)
             stepper.skip_pause()
         if isinstance(stepper, HostStepper):
             rows, have_read = stepper.drafter.rows, [chunk.request for chunk in plan.chunks]
             have_read += plan.decodes if outcome.has_read else ()
             head_rows = {request.id: rows[request.id].num_made for request in have_read}
+        elif stepper.verifier.feature_layers:
+            head_rows = {}  # a class that drafts has seen nothing of texts that others begin
         logprobs = logprobs_of(plan.decodes, outcome.logits, outcome.rows, outcome.tokens) | others
         traces = traces_of_forest(plan.decodes, outcome)
         return StepResult(prefilled, outcome.tokens, outcome.num_drafted, outcome.is_broken, head_rows, logprobs, traces)
 
-    def _prefill_on_host(self, plan: StepPlan, stepper: HostStepper) -> tuple[list[int], Logprobs]:
+    def _prefill_on_host(self, chunks: tuple[Chunk, ...], stepper: HostStepper | HeadlessStepper) -> tuple[list[int], Logprobs]:
         """As `start_prefill`, but the head reads later, when it drafts, with what other texts have gained: a pass of its own would
         cost more, and if it never drafts it need not read."""
-        chunks, clock = plan.chunks, DeviceClock(is_gpu=self._device == "cuda")
+        clock = DeviceClock(is_gpu=self._device == "cuda")
         batch = prefill_batch(chunks, self._page_size, self._device)
         own = self.stepper
-        output = own.target.forward(batch, own.pool, own.backend, stepper.drafter.head.feature_layers)
+        output = own.target.forward(batch, own.pool, own.backend, stepper.verifier.feature_layers)
         ending, last_rows = self._ends(chunks, batch)
         chosen, logits = self._choose(output.hidden, ending, last_rows)
         clock.stop()
         tokens = chosen.tolist()
         self.pass_costs.learn(len(batch.tokens), clock.wait())
-        assert output.features is not None
-        next_tokens, drafter = iter(tokens), stepper.drafter
-        behind = []
-        for b, chunk in enumerate(chunks):
+        if isinstance(stepper, HostStepper):
+            assert output.features is not None
+            self._put_aside(chunks, output.features, tokens, stepper)
+        elif output.features is not None:
+            starts, counts = [chunk.start for chunk in chunks], [chunk.stop - chunk.start for chunk in chunks]
+            stepper.read([chunk.request.id for chunk in chunks], starts, counts, output.features)
+        logprobs = logprobs_of_each([chunk.request for chunk in ending], logits, tokens)
+        self.clock.mark("prefill")
+        return tokens, logprobs
+
+    def _put_aside(self, chunks: tuple[Chunk, ...], features: Tensor, tokens: list[int], stepper: HostStepper) -> None:
+        """For the head, features [T, F] of the rows of chunks; tokens: that follow the last ones."""
+        next_tokens, drafter, behind = iter(tokens), stepper.drafter, []
+        for chunk, own in zip(chunks, features.split([chunk.stop - chunk.start for chunk in chunks]), strict=True):
             request = chunk.request
             next_token = next(next_tokens) if chunk.is_last else request.tokens[chunk.stop]
             if chunk.is_first:
                 drafter.rows.begin(request.id, request.num_head_rows, chunk.start, may_draft=request.bounds is not None)
-            drafter.rows.add(request.id, output.features[batch.query_starts[b] : batch.query_starts[b + 1]])
+            drafter.rows.add(request.id, own)
             if stepper.must_read(request.id):
                 behind.append(prefilled_sequence(chunk, next_token, self._page_size))
         if behind:
             drafter.catch_up(behind)
-        logprobs = logprobs_of_each([chunk.request for chunk in ending], logits, tokens)
-        self.clock.mark("prefill")
-        return tokens, logprobs
 
     def _start_decoding(self, requests: tuple[Request, ...], tree: TreeShape) -> Callable[[], Decoded]:
         """A captured step runs on beside the host; any other has been made when this returns."""

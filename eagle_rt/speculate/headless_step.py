@@ -1,7 +1,9 @@
 """One decode step without a head: what texts repeat is verified, or every sequence gains its next token."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
 
 from eagle_rt.speculate.between_steps import Pauses
 from eagle_rt.speculate.copy_policy import Copying
@@ -43,6 +45,10 @@ class HeadlessStepper:
         """What has passed since the last step was not what passes between steps."""
         self._pauses[self._has_copied].skip()
 
+    def read(self, sequence_ids: Sequence[str], starts: Sequence[int], counts: Sequence[int], features: Tensor) -> None:
+        """Features [sum of counts, F] of so many further rows of each text, from the row `start` on; without a class that wants
+        them there are none."""
+
     def forget(self, sequence_id: str) -> None:
         """A sequence has left."""
         if self.copying:
@@ -55,12 +61,18 @@ class HeadlessStepper:
         if self.copying:
             self.copying.learn(sequences, drafted, confirmed, tuple(own.ms for own in self._pauses), is_warm=self._has_copied)
         is_broken, paths = [False] * len(sequences), confirmed.paths
+        self._read_on(sequences, [*map(len, paths)], confirmed.features)
         return HostOutcome(confirmed.tokens, drafted.counts, is_broken, False, confirmed.logits, paths, drafted)
 
     def _rest(self, sequences: list[HostSequence], sampling: SamplingBatch) -> HostOutcome:
         start, count = time.perf_counter(), len(sequences)
-        tokens, logits, _ = self.verifier.plain_step(sequences, sampling)
+        tokens, logits, features = self.verifier.plain_step(sequences, sampling)
+        self._read_on(sequences, [1] * count, features)
         if self.copying:
             self.copying.policy.add_rest(count, 1000 * (time.perf_counter() - start))
         rows = [[row] for row in range(count)]
         return HostOutcome([[token] for token in tokens], [0] * count, [False] * count, False, logits, rows)
+
+    def _read_on(self, sequences: list[HostSequence], counts: list[int], features: Tensor | None) -> None:
+        if features is not None:
+            self.read([sequence.id for sequence in sequences], [sequence.num_cached for sequence in sequences], counts, features)

@@ -5,11 +5,14 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from torch import Tensor
 
+from eagle_rt.models.decoder import Decoder
+from eagle_rt.models.heads.spec import check_feature_layers
 from eagle_rt.speculate.forest import Candidates, joined
 from eagle_rt.speculate.headless_step import HeadlessStepper
 from eagle_rt.speculate.host_verifier import Drafted, HostOutcome, HostVerifier
-from eagle_rt.speculate.plug_ins import Trust
+from eagle_rt.speculate.plug_ins import Trust, made_of
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
@@ -31,7 +34,14 @@ TEXT = Node(-1, -1, 0, 0.0, 0.0)
 
 
 class Drafter(Protocol):
-    """It may also have `forget(sequence_id: str)`, which is told of each sequence that has left."""
+    """It may also have
+
+    `start(target: Decoder)`, which is called once, before anything else;
+    `feature_layers`, the layers whose input it wants to see, as `Decoder` numbers them, and with it
+    `read(sequence_id: str, start: int, features: Tensor)`, which is given that, [n, len(feature_layers) * H] of the rows from
+    `start` on of a text: each row once, in order, before the next draft; from row 0 again where a text is read anew;
+    `forget(sequence_id: str)`, which is told of each sequence that has left.
+    """
 
     def draft(self, sequences: Sequence[HostSequence]) -> Sequence[Nodes]:
         """For each sequence the tokens that may follow its text, as a tree: (tokens, parents) or (tokens, parents, chances).
@@ -41,6 +51,34 @@ class Drafter(Protocol):
         count.
         """
         ...
+
+
+def load_drafter(name: str, target: Decoder) -> Drafter:
+    """Of the class that is called so, ready to draft for this target.
+
+    Raises:
+        ValueError: there is no such class, it is none of a drafter, or it wants what the target does not have.
+    """
+    flag = f"--speculative-algorithm {name}"
+    drafter = made_of("--speculative-algorithm", name, ("draft",))
+    if hasattr(drafter, "start"):
+        try:
+            drafter.start(target)
+        except Exception as error:
+            raise ValueError(f"{flag} can't start: {type(error).__name__}: {error}") from error
+    if layers := feature_layers_of(drafter):
+        if not callable(getattr(drafter, "read", None)):
+            raise ValueError(f"{flag} has feature_layers and no method read, see docs/extending.md")
+        try:
+            check_feature_layers(layers, target.spec.num_layers)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{flag} has feature_layers {layers}: {error}") from error
+    return drafter
+
+
+def feature_layers_of(drafter: Drafter) -> tuple[int, ...]:
+    """None where it sees nothing of the target."""
+    return tuple(getattr(drafter, "feature_layers", ()))
 
 
 class OwnStepper(HeadlessStepper):
@@ -62,6 +100,13 @@ class OwnStepper(HeadlessStepper):
         outcome = self._verify(sequences, sampling, drafted, mark) if drafted else self._rest(sequences, sampling)
         mark("accept" if drafted else "verify")
         return outcome
+
+    def read(self, sequence_ids: Sequence[str], starts: Sequence[int], counts: Sequence[int], features: Tensor) -> None:
+        if self.failure:
+            return
+        with self._trust.asking("read"):
+            for sequence_id, start, own in zip(sequence_ids, starts, features.split(list(counts)), strict=True):
+                self.drafter.read(sequence_id, start, own)  # pyright: ignore[reportAttributeAccessIssue]
 
     def forget(self, sequence_id: str) -> None:
         if (forget := getattr(self.drafter, "forget", None)) and not self.failure:
