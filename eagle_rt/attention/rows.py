@@ -1,4 +1,4 @@
-"""Attention on a CPU by our own kernel, row by row, for those that are decoded, and by torch's for long prompts that are read.
+"""Attention on a CPU by our own kernel, row by row; by torch's for long prompts where products are not our own either.
 
 The twin is `ReferenceAttention`, which leaves all to torch.
 """
@@ -18,11 +18,12 @@ from eagle_rt.kernels.compiled import compiled
 from eagle_rt.kernels.cpu.row_attention import row_attention, scale_of, sinks_for
 from eagle_rt.kernels.cpu.threads import use_torch_threads
 from eagle_rt.kernels.cpu.vectors import LANES, LOG2_E
+from eagle_rt.kernels.products import takes_own_kernel
 
 # The integers that hold two neighbouring numbers of a row.
 PAIRS = {torch.bfloat16: torch.int32, torch.float32: torch.int64}
-# A sequence of more queries over more rows is multiplied as a matrix, by torch; but over latents, of which all heads read the same
-# rows, torch is slower whatever their number.
+# Where products are oneDNN's a sequence of more queries over more rows is multiplied as a matrix, by torch; but over latents, of
+# which all heads read the same rows, torch is slower whatever their number.
 MANY_QUERIES, MANY_ROWS = 64, 512
 # Rows of a sequence that one thread takes through its cache.
 TOGETHER = 8
@@ -63,13 +64,13 @@ class RowPlan:
 
 
 class RowAttention(WholeLayers):
-    """Every row by itself, as `row_attention` takes it, but sequences of many queries over many rows, which torch takes one after
-    the other."""
+    """Every row by itself, as `row_attention` takes it, so that a row comes out the same however its text is read. Where products
+    of many rows do not, sequences of many queries over many rows are torch's, one after the other."""
 
     name = "numba"
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+        self._dtype, self._takes_all = dtype, takes_own_kernel(torch.empty(0, dtype=dtype))
         # Compiled now rather than in the first pass.
         nothing = torch.zeros(1, dtype=torch.int64)
         batch = Batch(nothing, nothing, nothing, (0, 1), HostRows((1,), (range(1),)), None)
@@ -80,7 +81,8 @@ class RowAttention(WholeLayers):
         assert isinstance(batch.rows, HostRows)
         use_torch_threads()
         starts, lengths = np.array(batch.query_starts), np.array(batch.rows.kv_lens)
-        are_many = (starts[1:] - starts[:-1] > MANY_QUERIES) & (lengths > MANY_ROWS) & (pool.row.value_dim is None)
+        leaves_some = not self._takes_all and pool.row.value_dim is None
+        are_many = (starts[1:] - starts[:-1] > MANY_QUERIES) & (lengths > MANY_ROWS) & leaves_some
         alone = [sequence_plan(batch, int(b), self._dtype) for b in np.flatnonzero(are_many)]
         seen, widths = (NOTHING_SEEN, NO_WIDTHS) if batch.tree_mask is None else host_mask(batch.tree_mask)
         firsts, table = batch.rows.firsts_and_table()

@@ -37,6 +37,7 @@ def small_limits() -> Iterator[None]:
         patch.setattr(grouped, "MANY_QUERIES", 6)
         patch.setattr(rows, "MANY_QUERIES", 6)
         patch.setattr(rows, "MANY_ROWS", 20)
+        patch.setattr(rows, "takes_own_kernel", lambda weight: False)  # or all rows would be ours
         patch.setattr(grouped, "FEW_ROWS", 12)
         patch.setattr(grouped, "MANY_ROWS", 24)
         yield

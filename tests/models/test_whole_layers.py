@@ -9,6 +9,7 @@ import torch
 from engines import load_target
 from torch import Tensor
 
+from eagle_rt.attention import rows
 from eagle_rt.attention.rows import RowAttention
 from eagle_rt.batch import Batch, HostRows
 from eagle_rt.kernels import dispatch
@@ -83,8 +84,9 @@ def test_a_text_comes_out_the_same_whatever_else_is_read(tmp_path: Path, name: s
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "glm4-moe", MIXED])
 @torch.inference_mode()
-def test_a_prompt_comes_out_the_same_however_it_is_read(tmp_path: Path, name: str) -> None:
-    """Whole, in chunks, or from the prefix cache on, bit by bit in half precision."""
+def test_a_prompt_comes_out_the_same_however_it_is_read(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, in chunks, or from the prefix cache on, bit by bit in half precision, however long it is."""
+    monkeypatch.setattr(rows, "MANY_ROWS", 128)
     target = whole_target(tmp_path, name, torch.bfloat16)
     text = torch.randint(6, checkpoints.VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(2)).tolist()
 
@@ -93,8 +95,8 @@ def test_a_prompt_comes_out_the_same_however_it_is_read(tmp_path: Path, name: st
         pool = text_pool(whole_batch, target.spec.num_layers, target.spec.shape, target.embedding)
         read = []
         for start, end in pairwise((0, *ends, len(text))):
-            rows = torch.arange(start, end)
-            batch = Batch(torch.tensor(text[start:end]), rows, rows, (0, len(rows)), HostRows((end,), (range(end),)), None)
+            own = torch.arange(start, end)
+            batch = Batch(torch.tensor(text[start:end]), own, own, (0, len(own)), HostRows((end,), (range(end),)), None)
             read.append(target.forward(batch, pool, RowAttention(torch.bfloat16)).hidden)
         return torch.cat(read)
 
