@@ -7,12 +7,7 @@ from typing import Any
 ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN", "NGRAM")
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
-COUPLINGS = ("auto", "off")
-NGRAMS = ("auto", "off")
-PREFILL_DELAYS = ("auto", "on", "off")
-FIT_CHECKS = ("off", "warn", "auto")
-
-QUANTIZATIONS, DRAFT_QUANTIZATIONS = ("none", "int8", "int4"), ("auto", "none", "int8")
+QUANTIZATIONS = ("none", "int8", "int4")
 TREES = ("auto", "adaptive", "fixed")
 # SGLang's names, all but the last for the marks <think> and </think>; auto: which of them the model's chat template knows, if any.
 REASONING_PARSERS = ("auto", "none", "deepseek-r1", "qwen3", "qwen3-thinking", "gpt-oss")
@@ -40,6 +35,11 @@ class EngineConfig:
         None,
     )
     revision: str | None = option("model", "Hub branch, tag or commit.", None)
+    lora_path: str | None = option(
+        "model",
+        "An adapter of low rank as PEFT writes it, a folder or a hub id: it is merged into the model's weights as they are read.",
+        None,
+    )
     trust_remote_code: bool = option("model", "Let the tokenizer run code from its checkpoint. Only for sources you trust.", False)
     dtype: str = option(
         "model",
@@ -76,7 +76,7 @@ class EngineConfig:
         "int8: the head's weights are rounded to eight bits. Drafting reads half as much; the text stays the same, since the "
         "target decides on every token. auto: int8 on a CPU with kernels for it.",
         "auto",
-        choices=list(DRAFT_QUANTIZATIONS),
+        choices=["auto", "none", "int8"],
     )
     speculative_num_steps: int | None = option(
         "speculation", "Depth of the head's draft tree. Each level is one pass of the head.", None, type=int
@@ -109,14 +109,14 @@ class EngineConfig:
         "auto: drafts for sampled requests are ranked under the noise that the target will draw with, which accepts more and "
         "changes no token. off: by the head's probabilities alone.",
         "auto",
-        choices=list(COUPLINGS),
+        choices=["auto", "off"],
     )
     speculative_ngram: str = option(
         "speculation",
         "auto: adaptive trees draft what the text has said before after the same tokens, too, beside what the head does or in its "
         "place, where that pays. off: the head alone drafts.",
         "auto",
-        choices=list(NGRAMS),
+        choices=["auto", "off"],
     )
     speculative_score_sharpness: float = option(
         "speculation",
@@ -156,7 +156,7 @@ class EngineConfig:
         "Measure at start how often the head foresees the target's next token: warn where it does not fit, or take the feature "
         "layers that fit better (auto).",
         "warn",
-        choices=list(FIT_CHECKS),
+        choices=["off", "warn", "auto"],
     )
 
     mem_fraction_static: float | None = option(
@@ -179,7 +179,7 @@ class EngineConfig:
         "on: while others decode, a prompt waits for further ones that come soon, where reading all of them in one pass gains "
         "more than waiting costs. off: prompts are read at once. auto: on for a GPU; on a CPU rows take the time, not passes.",
         "auto",
-        choices=list(PREFILL_DELAYS),
+        choices=["auto", "on", "off"],
     )
     random_seed: int = option("scheduling", "Seeds of requests that bring none are drawn from this one.", 0)
 
@@ -238,21 +238,14 @@ class EngineConfig:
         require(smallest >= 1, "cuda_graph_bs", smallest, "at least 1")
         fraction = self.mem_fraction_static
         require(fraction is None or 0 < fraction < 1, "mem_fraction_static", fraction, "between 0 and 1")
-        require(self.dtype in ("auto", *DTYPE_NAMES), "dtype", self.dtype, f"one of auto, {', '.join(DTYPE_NAMES)}")
+        for spec in fields(self):
+            choices, value = spec.metadata.get("choices"), getattr(self, spec.name)
+            require(choices is None or value in choices, spec.name, value, f"one of {', '.join(choices or ())}")
         algorithm = self.speculative_algorithm
         expectation = f"one of {', '.join(ALGORITHMS)}, or FILE.py:CLASS"
         require(algorithm in (None, *ALGORITHMS) or self.has_own_drafter, "speculative_algorithm", algorithm, expectation)
-        coupling = self.speculative_coupling
-        require(coupling in COUPLINGS, "speculative_coupling", coupling, f"one of {', '.join(COUPLINGS)}")
-        ngram = self.speculative_ngram
-        require(ngram in NGRAMS, "speculative_ngram", ngram, f"one of {', '.join(NGRAMS)}")
-        for name, known in (("quantization", QUANTIZATIONS), ("speculative_draft_model_quantization", DRAFT_QUANTIZATIONS)):
-            require(getattr(self, name) in known, name, getattr(self, name), f"one of {', '.join(known)}")
         tree, expectation = self.speculative_tree, f"one of {', '.join(TREES)}, a tree's FILE.json, or a rule's FILE.py:CLASS"
         require(tree in TREES or self.tree_rule is not None, "speculative_tree", tree, expectation)
-        require(self.prefill_delay in PREFILL_DELAYS, "prefill_delay", self.prefill_delay, f"one of {', '.join(PREFILL_DELAYS)}")
-        fit_check = self.speculative_fit_check
-        require(fit_check in FIT_CHECKS, "speculative_fit_check", fit_check, f"one of {', '.join(FIT_CHECKS)}")
         if algorithm and not self.has_head:
             for name in ("speculative_draft_model_path", "speculative_simulate_accept_length"):
                 expectation = f"left out with --speculative-algorithm {algorithm}, which drafts without a head"
@@ -265,9 +258,8 @@ class EngineConfig:
             top_k, expectation = self.speculative_eagle_topk, "1 with --speculative-algorithm NGRAM: what is copied is a chain"
             require(top_k in (None, 1), "speculative_eagle_topk", top_k, expectation)
             require(tree in TREES, "speculative_tree", tree, f"{expectation}; {', '.join(TREES)} are how long it is")
-            require(
-                ngram != "off", "speculative_ngram", ngram, "auto with --speculative-algorithm NGRAM, which drafts nothing else"
-            )
+            expectation = "auto with --speculative-algorithm NGRAM, which drafts nothing else"
+            require(self.speculative_ngram != "off", "speculative_ngram", self.speculative_ngram, expectation)
 
     @property
     def drafts_with_own_layers(self) -> bool:

@@ -134,7 +134,11 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
         notes.append(f"--quantization {quantization}: the model's weights are rounded to {BITS[quantization]} bits")
     if config.tensor_parallel_size > 1:
         notes.append(f"--tensor-parallel-size {config.tensor_parallel_size}: so many processes hold the model together")
-    target = load_target(config, info.directory, spec, context_length=context_length, dtype=dtype, quantization=quantization)
+    options = {"context_length": context_length, "dtype": dtype, "quantization": quantization}
+    if config.lora_path:
+        options["adapter_dir"] = checkpoint_dir(config.lora_path)
+        notes.append(f"--lora-path {config.lora_path}: merged into the model's weights; its head was made for the model without it")
+    target = load_target(config, info.directory, spec, **options)
     head = None
     with ExitStack() as failing:
         failing.callback(target.close)

@@ -77,7 +77,7 @@ def subject_of(config: EngineConfig, info: ModelInfo) -> Subject:
     dtype = resolve_dtype(config, model_spec(read_config(info.directory)))
     name = next(name for name, known in DTYPES.items() if known == dtype)
     return Subject(
-        model=fingerprint(info.directory),
+        model=fingerprint(info.directory, config.lora_path or ""),
         head=fingerprint(folder, str(config.speculative_token_map)),
         device=device,
         dtype=name,

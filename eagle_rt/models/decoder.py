@@ -16,6 +16,7 @@ from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.embed import embed
 from eagle_rt.kernels.products import Quantization, of_output_layer
 from eagle_rt.kernels.whole_pass import layer_stack
+from eagle_rt.models.adapter import AdaptedCheckpoint
 from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.layers import Block, norm
 from eagle_rt.models.linear import Linear, linear
@@ -156,16 +157,20 @@ def load_decoder(
     dtype: torch.dtype,
     device: str,
     quantization: Quantization = "none",
+    adapter_dir: Path | None = None,
     make: Callable[..., Decoder] = Decoder,
 ) -> Decoder:
-    """Read a target from disk; quantization: as `Decoder` says. make: what makes it of its tensors.
+    """Read a target from disk; quantization: as `Decoder` says. adapter_dir: of an adapter that is merged into it. make: what makes
+    it of its tensors.
 
     Raises:
-        FileNotFoundError, ValueError: the checkpoint is incomplete, damaged, or not what its config.json says.
+        FileNotFoundError, ValueError: the checkpoint is incomplete, damaged, or not what its config.json says; or the adapter is,
+            or it is of another model.
     """
     checkpoint = open_checkpoint(model_dir, spec.storage, dtype, device, "target", lambda name: own_name(name, spec))
-    tensors = RearrangedCheckpoint(checkpoint, spec)
     try:
+        tensors = AdaptedCheckpoint(checkpoint, adapter_dir, lambda name: own_name(name, spec)) if adapter_dir else checkpoint
+        tensors = RearrangedCheckpoint(tensors, spec)
         return make(tensors, spec, context_length=context_length, dtype=dtype, device=device, quantization=quantization)
     finally:
         checkpoint.finish()

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
-FILE_PATTERNS = ["*.json", "*.safetensors", "pytorch_model*.bin", "tokenizer*", "*.model", "*.jinja"]
+FILE_PATTERNS = ["*.json", "*.safetensors", "pytorch_model*.bin", "adapter_model.bin", "tokenizer*", "*.model", "*.jinja"]
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 
 
