@@ -91,7 +91,7 @@ class Engine:
         for tokens in encode_prompts(self.tokenizer, given):
             for index in range(params.n):
                 request_id = self._next_id()
-                replies[request_id] = Reply(self.tokenizer, params, len(tokens))
+                replies[request_id] = Reply(self.tokenizer, params, tokens)
                 self._submit(request_id, tokens, nth_params(params, index), lambda event, i=request_id: answers.put((i, event)))
         unfinished = set(replies)
         try:
@@ -121,7 +121,7 @@ class Engine:
             raise ValueError("give either prompt or input_ids")
         (tokens,) = encode_prompts(self.tokenizer, prompt) if prompt is not None else [list(input_ids or [])]
         params = self._sampling_params(sampling_params)
-        reply = Reply(self.tokenizer, params, len(tokens))
+        reply = Reply(self.tokenizer, params, tokens)
         events: asyncio.Queue[TokenEvent | Exception] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         request_id = self._next_id()

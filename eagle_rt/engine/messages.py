@@ -73,8 +73,9 @@ def decode(data: bytes) -> Command | Report:
         fields["calibration"] = Calibration(**fields["calibration"])
     if name == "TokenEvent":
         fields["stats"] = RequestStats(**fields["stats"])
-        if fields["logprobs"]:
-            fields["logprobs"] = [TokenLogprob(own["value"], [(*best,) for best in own["top"]]) for own in fields["logprobs"]]
+        for kind in ("logprobs", "prompt_logprobs"):
+            if fields[kind]:
+                fields[kind] = [TokenLogprob(own["value"], [(*best,) for best in own["top"]]) for own in fields[kind]]
         if fields["trace"]:
             fields["trace"] = StepTrace(**fields["trace"])
     return KINDS[name](**fields)

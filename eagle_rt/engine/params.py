@@ -10,6 +10,8 @@ from pydantic.dataclasses import dataclass
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes
 
 AtLeastOne = Annotated[int, Field(ge=1, lt=2**63, strict=True)]
+NotNegative = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+NumLogprobs = Annotated[int, Field(ge=0, le=20)]
 # Whether it is in a model's vocabulary is for the engine to say.
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -94,13 +96,14 @@ class SamplingParams:
     """How a reply is chosen and when it ends.
 
     temperature 0 is greedy. top_k -1 (or 0), top_p 1 and min_p 0 are off. seed None: the engine draws one. max_new_tokens None:
-    until the context is full. stop: strings that end the text and are not part of it. stop_token_ids: end it besides the
-    model's own end tokens, which `ignore_eos` switches off. n: replies per prompt; reply i uses seed + i. speculative: none, or
-    less than the engine would draft; the text is the same. frequency_penalty and presence_penalty are taken off the logits of
-    tokens that the reply has said, for each time and once; repetition_penalty divides logits above 0 of tokens that prompt or
-    reply have said and multiplies those below; logit_bias is added to those of (token id, bias). logprobs: tell how likely the
-    model held each token to be, and the so many likeliest ones. json_schema, regex, structural_tag (xgrammar's, text and JSON in
-    turns): the whole reply matches it, unless it ends for another reason than its own.
+    until the context is full; 0: the prompt is only read. stop: strings that end the text and are not part of it. stop_token_ids:
+    end it besides the model's own end tokens, which `ignore_eos` switches off. n: replies per prompt; reply i uses seed + i.
+    speculative: none, or less than the engine would draft; the text is the same. frequency_penalty and presence_penalty are taken
+    off the logits of tokens that the reply has said, for each time and once; repetition_penalty divides logits above 0 of tokens
+    that prompt or reply have said and multiplies those below; logit_bias is added to those of (token id, bias). logprobs: tell
+    how likely the model held each token to be, and the so many likeliest ones; prompt_logprobs: those of the prompt. json_schema,
+    regex, structural_tag (xgrammar's, text and JSON in turns): the whole reply matches it, unless it ends for another reason than
+    its own.
 
     Raises:
         ValueError: a value has the wrong type, is out of range, or does not go with another.
@@ -111,7 +114,7 @@ class SamplingParams:
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = -1
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    max_new_tokens: AtLeastOne | None = 128
+    max_new_tokens: NotNegative | None = 128
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False, max_length=16), BeforeValidator(several)
     ] = ()
@@ -125,7 +128,8 @@ class SamplingParams:
     logit_bias: Annotated[
         tuple[Annotated[tuple[TokenId, Bias], Field(strict=False)], ...], Field(strict=False), BeforeValidator(pairs)
     ] = ()
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: NumLogprobs | None = None
+    prompt_logprobs: NumLogprobs | None = None
     json_schema: GrammarJson | None = None
     regex: GrammarText | None = None
     structural_tag: GrammarJson | None = None

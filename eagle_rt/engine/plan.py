@@ -1,10 +1,12 @@
 """What a step is to do, and what it has come to: data only, no torch."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from eagle_rt.engine.request import Request
 from eagle_rt.logprobs import Logprobs
 from eagle_rt.trace import Traces
+from eagle_rt.tree_shape import TreeShape
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class StepResult:
     """prefilled: the token chosen after each last chunk, in the plan's order; decoded: for each decoding request the tokens
     gained; num_drafted: drafts verified for each; broken: which heads gave no numbers. head_rows: how many rows of a request, by
     its id, the draft head's cache holds, where that has changed; None where it holds all that are cached. logprobs: by its id, of
-    the tokens of each request that has asked for them; traces: of the trees, in the same way."""
+    the tokens of each request that has asked for them; prompt_logprobs: of those that follow a chunk's, in the same way; traces: of
+    the trees."""
 
     prefilled: list[int]
     decoded: list[list[int]]
@@ -64,8 +67,44 @@ class StepResult:
     broken: list[bool]
     head_rows: dict[str, int] | None = None
     logprobs: Logprobs = field(default_factory=dict)
+    prompt_logprobs: Logprobs = field(default_factory=dict)
     traces: Traces = field(default_factory=dict)
 
     def num_head_rows(self, request: Request) -> int:
         """Of a request that this step has gained tokens for."""
         return request.num_cached if self.head_rows is None else self.head_rows.get(request.id, request.num_head_rows)
+
+
+class Prefilled(NamedTuple):
+    """The token that follows each prompt that has been read to its end, and what requests are told that have asked."""
+
+    tokens: list[int]
+    logprobs: Logprobs
+    prompt_logprobs: Logprobs
+
+
+NOTHING_PREFILLED = Prefilled([], {}, {})
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """`StepOutcome.rows` of one decode step on the host, and what requests are told of it that have asked."""
+
+    rows: list[list[int]] = field(default_factory=list)
+    logprobs: Logprobs = field(default_factory=dict)
+    traces: Traces = field(default_factory=dict)
+
+    def result(self, tree: TreeShape, read: Prefilled) -> StepResult:
+        """tree: that the step has drafted; read: what has been beside it."""
+        tokens, broken, num_drafted = (
+            tokens_of(self.rows),
+            [bool(row[1]) for row in self.rows],
+            [tree.num_nodes - 1] * len(self.rows),
+        )
+        logprobs = self.logprobs | read.logprobs
+        return StepResult(read.tokens, tokens, num_drafted, broken, None, logprobs, read.prompt_logprobs, self.traces)
+
+
+def tokens_of(rows: list[list[int]]) -> list[list[int]]:
+    """What each request gains."""
+    return [row[2 : 2 + row[0]] for row in rows]

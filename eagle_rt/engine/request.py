@@ -82,6 +82,12 @@ class Request:
         self.state_row: int | None = None
         self.finish_reason: dict[str, Any] | None = None
         self.stats = RequestStats()
+        self.prompt_logprobs: list[TokenLogprob] = []  # of the tokens after those that have been read
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether they are asked for and have not been told yet: until then all of the prompt is read."""
+        return self.sampling.prompt_logprobs is not None and self.num_output_tokens == 0
 
     @property
     def num_output_tokens(self) -> int:
@@ -97,8 +103,8 @@ class TokenEvent:
     """Tokens that a request gained in one step, its counts so far, and with the last ones why it ended.
 
     finish_reason: {"type": "stop", "matched": token id}, {"type": "length", "length": n} or {"type": "abort"}, with a "message"
-    where the engine had to give it up. logprobs: of the tokens, if it has asked for them; trace: of the decode step that gained
-    them, in the same way.
+    where the engine had to give it up. logprobs: of the tokens, if it has asked for them; prompt_logprobs: with the first ones, of
+    the prompt's but for the first, in the same way; trace: of the decode step that gained them, too.
     """
 
     request_id: str
@@ -106,6 +112,7 @@ class TokenEvent:
     stats: RequestStats
     finish_reason: dict[str, Any] | None = None
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
     trace: StepTrace | None = None
 
     @property

@@ -1,7 +1,6 @@
 """Runs a step plan on the device: the meeting of scheduling and tensors."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import compress
 
 import torch
@@ -11,35 +10,19 @@ from eagle_rt.batch import Batch, to_device
 from eagle_rt.engine.clocks import DeviceClock, StepClock
 from eagle_rt.engine.gathering import PassCosts
 from eagle_rt.engine.graphs import StepGraph, StepGraphs
-from eagle_rt.engine.logprobs import logprobs_of, logprobs_of_each, logprobs_of_trees, want_logprobs
-from eagle_rt.engine.plan import Chunk, StepPlan, StepResult
+from eagle_rt.engine.logprobs import logprobs_of, logprobs_of_each, logprobs_of_prompts, logprobs_of_trees, want_logprobs
+from eagle_rt.engine.plan import NOTHING_PREFILLED, Chunk, Decoded, Prefilled, StepPlan, StepResult, tokens_of
 from eagle_rt.engine.prepare import decode_sequences, host_sequences, prefill_batch, prefilled_sequence, sampling_batch
 from eagle_rt.engine.request import Request
 from eagle_rt.engine.traces import traces_of_forest, traces_of_trees, want_traces
-from eagle_rt.logprobs import Logprobs
 from eagle_rt.speculate.headless_step import HeadlessStepper
 from eagle_rt.speculate.host_step import HostStepper
 from eagle_rt.speculate.host_verifier import HostOutcome
 from eagle_rt.speculate.step import Stepper
 from eagle_rt.speculate.tree_choice import FixedTree, TreeChoice
-from eagle_rt.trace import Traces
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 NOTHING_DECODED = HostOutcome([], [], [], False, torch.empty(0, 0), [])
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """`StepOutcome.rows` of one decode step on the host, and what requests are told of it that have asked."""
-
-    rows: list[list[int]] = field(default_factory=list)
-    logprobs: Logprobs = field(default_factory=dict)
-    traces: Traces = field(default_factory=dict)
-
-    def result(self, tree: TreeShape, prefilled: list[int], others: Logprobs) -> StepResult:
-        """tree: that the step has drafted. prefilled: tokens chosen beside it, and others: their log-probabilities."""
-        broken, num_drafted = [bool(row[1]) for row in self.rows], [tree.num_nodes - 1] * len(self.rows)
-        return StepResult(prefilled, tokens_of(self.rows), num_drafted, broken, logprobs=self.logprobs | others, traces=self.traces)
 
 
 class Runner:
@@ -85,8 +68,8 @@ class Runner:
         tree = self._tree_for(plan.decodes)
         # A captured step runs while the host launches the passes that read prompts.
         decoded = self._start_decoding(plan.decodes, tree) if plan.decodes else Decoded
-        prefilled = self.start_prefill(plan.chunks) if plan.chunks else lambda: ([], {})
-        return decoded().result(tree, *prefilled())
+        prefilled = self.start_prefill(plan.chunks) if plan.chunks else lambda: NOTHING_PREFILLED
+        return decoded().result(tree, prefilled())
 
     @property
     def host_stepper(self) -> HostStepper | None:
@@ -134,7 +117,7 @@ class Runner:
 
         def result() -> StepResult:
             self.clock.start()
-            return Decoded(rows()).result(tree, [], {})
+            return Decoded(rows()).result(tree, NOTHING_PREFILLED)
 
         return result
 
@@ -175,14 +158,14 @@ class Runner:
         return size, any(request.sampling.has_penalties for request in requests)
 
     def _run_on_host(self, plan: StepPlan, stepper: HostStepper | HeadlessStepper) -> StepResult:
-        outcome, prefilled, others, head_rows = NOTHING_DECODED, [], {}, None
+        outcome, prefilled, head_rows = NOTHING_DECODED, NOTHING_PREFILLED, None
         if plan.decodes:
             sequences = host_sequences(plan.decodes, self.tree_shape.num_scratch_rows, self._page_size)
             sampling = sampling_batch(list(plan.decodes), self._device)
             self.clock.mark("prepare")
             outcome = stepper.step(sequences, sampling, self.clock.mark)
         if plan.chunks:
-            prefilled, others = self._prefill_on_host(plan.chunks, stepper)
+            prefilled = self._prefill_on_host(plan.chunks, stepper)
             stepper.skip_pause()
         if isinstance(stepper, HostStepper):
             rows, have_read = stepper.drafter.rows, [chunk.request for chunk in plan.chunks]
@@ -190,11 +173,11 @@ class Runner:
             head_rows = {request.id: rows[request.id].num_made for request in have_read}
         elif stepper.verifier.feature_layers:
             head_rows = {}  # a class that drafts has seen nothing of texts that others begin
-        logprobs = logprobs_of(plan.decodes, outcome.logits, outcome.rows, outcome.tokens) | others
-        traces = traces_of_forest(plan.decodes, outcome)
-        return StepResult(prefilled, outcome.tokens, outcome.num_drafted, outcome.is_broken, head_rows, logprobs, traces)
+        logprobs = logprobs_of(plan.decodes, outcome.logits, outcome.rows, outcome.tokens) | prefilled.logprobs
+        traces, decoded = traces_of_forest(plan.decodes, outcome), (outcome.tokens, outcome.num_drafted, outcome.is_broken)
+        return StepResult(prefilled.tokens, *decoded, head_rows, logprobs, prefilled.prompt_logprobs, traces)
 
-    def _prefill_on_host(self, chunks: tuple[Chunk, ...], stepper: HostStepper | HeadlessStepper) -> tuple[list[int], Logprobs]:
+    def _prefill_on_host(self, chunks: tuple[Chunk, ...], stepper: HostStepper | HeadlessStepper) -> Prefilled:
         """As `start_prefill`, but the head reads later, when it drafts, with what other texts have gained: a pass of its own would
         cost more, and if it never drafts it need not read."""
         clock = DeviceClock(is_gpu=self._device == "cuda")
@@ -212,9 +195,15 @@ class Runner:
         elif output.features is not None:
             starts, counts = [chunk.start for chunk in chunks], [chunk.stop - chunk.start for chunk in chunks]
             stepper.read([chunk.request.id for chunk in chunks], starts, counts, output.features)
-        logprobs = logprobs_of_each([chunk.request for chunk in ending], logits, tokens)
+        prefilled = self._told(chunks, output.hidden, ending, logits, tokens)
         self.clock.mark("prefill")
-        return tokens, logprobs
+        return prefilled
+
+    def _told(self, chunks: tuple[Chunk, ...], hidden: Tensor, ending: list[Chunk], logits: Tensor, tokens: list[int]) -> Prefilled:
+        """The tokens that follow chunks which end their prompts, with what their requests are told. hidden: [T, H] of all rows;
+        logits: [R, V] that the tokens were chosen by."""
+        logprobs = logprobs_of_each([chunk.request for chunk in ending], logits, tokens)
+        return Prefilled(tokens, logprobs, logprobs_of_prompts(chunks, hidden, self.stepper.target.logits))
 
     def _put_aside(self, chunks: tuple[Chunk, ...], features: Tensor, tokens: list[int], stepper: HostStepper) -> None:
         """For the head, features [T, F] of the rows of chunks; tokens: that follow the last ones."""
@@ -256,7 +245,7 @@ class Runner:
         return decoded
 
     @torch.inference_mode()
-    def start_prefill(self, chunks: tuple[Chunk, ...]) -> Callable[[], tuple[list[int], Logprobs]]:
+    def start_prefill(self, chunks: tuple[Chunk, ...]) -> Callable[[], Prefilled]:
         """Launch the passes that read them, and wait for nothing; the returned function does, for the tokens that follow them."""
         target, drafter, texts = self.stepper.target, self.stepper.drafter, self.stepper.texts
         clock = DeviceClock(is_gpu=self._device == "cuda")
@@ -276,14 +265,14 @@ class Runner:
             drafter.extend(batch, next_tokens, output.features, last_rows, state_rows)
         clock.stop()
 
-        def tokens() -> tuple[list[int], Logprobs]:
+        def prefilled() -> Prefilled:
             found = chosen.tolist()
             self.pass_costs.learn(len(batch.tokens), clock.wait())
-            logprobs = logprobs_of_each([chunk.request for chunk in ending], logits, found)
+            told = self._told(chunks, output.hidden, ending, logits, found)
             self.clock.mark("prefill")
-            return found, logprobs
+            return told
 
-        return tokens
+        return prefilled
 
     def _ends(self, chunks: tuple[Chunk, ...], batch: Batch) -> tuple[list[Chunk], Tensor]:
         """The chunks which end their prompts, and their last rows."""
@@ -298,11 +287,6 @@ class Runner:
         sampling = sampling_batch([chunk.request for chunk in ending], self._device)
         logits = self.stepper.target.logits(hidden[last_rows])
         return self.stepper.operations.choose(sampling.judged(logits)[:, None], positions, sampling)[:, 0], logits
-
-
-def tokens_of(rows: list[list[int]]) -> list[list[int]]:
-    """What each request gains."""
-    return [row[2 : 2 + row[0]] for row in rows]
 
 
 def needs_host(requests: tuple[Request, ...]) -> bool:

@@ -144,6 +144,7 @@ class Scheduler:
         for chunk in plan.chunks:
             chunk.request.num_cached = chunk.stop
             chunk.request.num_head_rows = result.num_head_rows(chunk.request)
+            chunk.request.prompt_logprobs[chunk.start :] = result.prompt_logprobs.get(chunk.request.id, [])
             if chunk.is_last:
                 events.append(self._append(chunk.request, [next(prefilled)], result))
         decoded = zip(plan.decodes, result.decoded, result.num_drafted, result.broken, strict=True)
@@ -196,7 +197,9 @@ class Scheduler:
     def _append(self, request: Request, tokens: list[int], result: StepResult) -> TokenEvent:
         """Add tokens up to the first that ends the request: it may be in the middle of an accepted run."""
         sampling = request.sampling
-        kept = []
+        kept, of_prompt = [], request.prompt_logprobs if request.wants_prompt_logprobs else None
+        if sampling.max_new_tokens == 0:
+            tokens, request.finish_reason = [], {"type": "length", "length": 0}
         for token in tokens:
             request.tokens.append(token)
             kept.append(token)
@@ -214,7 +217,7 @@ class Scheduler:
         if request.finish_reason:
             self._leave(request)
         own, trace = result.logprobs.get(request.id), result.traces.get(request.id)
-        return TokenEvent(request.id, kept, request.stats, request.finish_reason, own and own[: len(kept)], trace)
+        return TokenEvent(request.id, kept, request.stats, request.finish_reason, own and own[: len(kept)], of_prompt, trace)
 
     def _is_letting_in(self) -> bool:
         """Whether requests that have a place now are let in now. Where a prompt is being read others join it."""
@@ -230,7 +233,8 @@ class Scheduler:
         while self.waiting and self._free_state_rows:
             request = next(iter(self.waiting.values()))
             drafts = self._would_draft(request, min(limits.max_running, len(self.running) + len(self.waiting)))
-            shared = alike = self._prefix_cache.match(request.tokens, with_head_rows=drafts)
+            alike = [] if request.wants_prompt_logprobs else self._prefix_cache.match(request.tokens, with_head_rows=drafts)
+            shared = alike
             if self._saved:
                 shared = up_to_a_memory(alike)
             self._prefix_cache.acquire(shared)

@@ -1,5 +1,6 @@
 """From tokens to text while they come: whole characters only, stop strings cut out."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +14,8 @@ from eagle_rt.models.tokenizer import decode_tokens
 from eagle_rt.trace import StepTrace
 
 INCOMPLETE = "\ufffd"
+# Of a text's first token nothing is known.
+Told = list[TokenLogprob | None]
 
 
 @dataclass(frozen=True)
@@ -33,17 +36,18 @@ class Reply:
         self,
         tokenizer: PreTrainedTokenizerBase,
         sampling: SamplingParams,
-        num_prompt_tokens: int,
+        prompt: list[int],
         *,
         keeps_special_tokens: bool = False,
     ) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprob] = []  # of the tokens, if they were asked for
+        self.prompt_logprobs: Told | None = None  # of the prompt's, too
         self.traces: list[StepTrace] = []  # of the decode steps, in the same way
         self.text = ""
         self.finish_reason: dict[str, Any] | None = None
         self.stats = RequestStats()
-        self.num_prompt_tokens = num_prompt_tokens
+        self.prompt = prompt
         self._decoded = partial(decode_tokens, tokenizer, keeps_special_tokens=keeps_special_tokens)
         self._stop, self._num_logprobs, self._is_traced = sampling.stop, sampling.logprobs, sampling.speculative.trace
         self._decoded_start = 0  # tokens from here on are decoded together, so that spaces between words survive
@@ -56,6 +60,8 @@ class Reply:
             return TextDelta("", self.finish_reason)
         if event.trace:
             self.traces.append(event.trace)
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = [None, *event.prompt_logprobs]
         for index, token in enumerate(event.tokens):
             self.tokens.append(token)
             if event.logprobs:
@@ -76,7 +82,7 @@ class Reply:
         num_accepted = sum(count * number for number, count in enumerate(stats.accepted_histogram))
         return {
             "finish_reason": self.finish_reason,
-            "prompt_tokens": self.num_prompt_tokens,
+            "prompt_tokens": len(self.prompt),
             "completion_tokens": len(self.tokens),
             "cached_tokens": stats.num_prompt_tokens_cached,
             "num_preemptions": stats.num_preemptions,
@@ -104,11 +110,12 @@ class Reply:
 
     def _logprobs_by_name(self) -> dict[str, Any]:
         """(log-probability, token, None) of each token, and of the likeliest in its place, if they were asked for."""
-        if not self.has_logprobs:
-            return {}
-        own = [(logprob.value, token, None) for token, logprob in zip(self.tokens, self.logprobs, strict=True)]
-        best = [[(value, token, None) for token, value in logprob.top] for logprob in self.logprobs]
-        return {"output_token_logprobs": own, "output_top_logprobs": best}
+        told: dict[str, Any] = {}
+        if self.prompt_logprobs is not None:
+            told |= named_logprobs("input", self.prompt, self.prompt_logprobs)
+        if self.has_logprobs:
+            told |= named_logprobs("output", self.tokens, self.logprobs)
+        return told
 
     def _decode(self, *, is_last: bool) -> None:
         before = self._decoded(self.tokens[self._decoded_start : self._decoded_end])
@@ -141,3 +148,10 @@ class Reply:
             if any(stop.startswith(self.text[-length:]) for stop in self._stop):
                 return length
         return 0
+
+
+def named_logprobs(kind: str, tokens: list[int], logprobs: Sequence[TokenLogprob | None]) -> dict[str, Any]:
+    """As SGLang tells them; kind: input or output."""
+    own = [(logprob and logprob.value, token, None) for token, logprob in zip(tokens, logprobs, strict=True)]
+    best = [logprob and [(value, token, None) for token, value in logprob.top] for logprob in logprobs]
+    return {f"{kind}_token_logprobs": own, f"{kind}_top_logprobs": best}

@@ -113,13 +113,22 @@ def is_single(prompts: Prompts) -> bool:
     return isinstance(prompts, str) or bool(prompts and isinstance(prompts[0], int))
 
 
+def listed(prompts: Prompts) -> list[str | list[int]]:
+    return cast(list[str | list[int]], [prompts] if is_single(prompts) else prompts)
+
+
+def prompt_texts(tokenizer: PreTrainedTokenizerBase, prompts: Prompts) -> list[str]:
+    """What one or several prompts say."""
+    return [prompt if isinstance(prompt, str) else decode_tokens(tokenizer, prompt) for prompt in listed(prompts)]
+
+
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Prompts) -> list[list[int]]:
     """One or several prompts, as text or as tokens, to lists of tokens.
 
     Raises:
         ValueError: something else.
     """
-    several = cast(list[str | list[int]], [prompts] if is_single(prompts) else prompts)
+    several = listed(prompts)
     for prompt in several:
         are_tokens = isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
         if not (are_tokens or isinstance(prompt, str)):

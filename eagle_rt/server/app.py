@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
@@ -17,7 +17,7 @@ from eagle_rt.engine.engine import reply_dict
 from eagle_rt.engine.params import sampling_params
 from eagle_rt.engine.request import check_prompt_length
 from eagle_rt.engine.text import TextDelta
-from eagle_rt.models.tokenizer import chat_tokens, encode_prompts, is_single, writes_harmony
+from eagle_rt.models.tokenizer import chat_tokens, encode_prompts, is_single, prompt_texts, writes_harmony
 from eagle_rt.server.choices import ChatChoice, Choice, CompletionChoice
 from eagle_rt.server.errors import ApiError, add_error_handlers
 from eagle_rt.server.harmony import harmony_message
@@ -83,13 +83,17 @@ def create_app(service: EngineService, model_name: str, api_key: str | None, rea
     async def complete(body: CompletionRequest, request: Request) -> Response:
         check_model(body)
         params = body.sampling(service.info.sampling_defaults, body.max_tokens, body.logprobs)
-        generation = service.generate(encode_prompts(service.info.tokenizer, body.prompt), params)
+        prompts = encode_prompts(service.info.tokenizer, body.prompt)
+        if body.echo:
+            params = replace(params, prompt_logprobs=body.logprobs)
+        echoes = prompt_texts(service.info.tokenizer, body.prompt) if body.echo else [""] * len(prompts)
+        generation = service.generate(prompts, params)
         return await openai_response(
             body,
             request,
             generation,
             name="text_completion",
-            choices=[CompletionChoice() for _ in generation.replies],
+            choices=[CompletionChoice(echo) for echo in echoes for _ in range(params.n)],
             tell=completion_logprobs,
             opening=[],
         )
@@ -133,7 +137,8 @@ def create_app(service: EngineService, model_name: str, api_key: str | None, rea
     async def generate(body: GenerateRequest, request: Request) -> Response:
         prompt = body.text if body.text is not None else body.input_ids
         assert prompt is not None
-        asked = {"logprobs": body.top_logprobs_num} if body.return_logprob else {}
+        kinds = ("logprobs", "prompt_logprobs") if body.logprob_start_len == 0 else ("logprobs",)
+        asked = dict.fromkeys(kinds, body.top_logprobs_num) if body.return_logprob else {}
         params = sampling_params({**body.sampling_params, **asked}, service.info.sampling_defaults)
         generation = service.generate(encode_prompts(service.info.tokenizer, prompt), params)
         if body.stream:
@@ -171,7 +176,7 @@ async def begun(service: EngineService, generation: Generation, request: Request
     """The text as it comes, of which there is some by then: what the engine refuses is better said before a stream begins, with a
     status code."""
     for reply in generation.replies:
-        check_prompt_length(reply.num_prompt_tokens, service.context_length)
+        check_prompt_length(len(reply.prompt), service.context_length)
     deltas = generation.deltas()
     first = await unless_left(anext(deltas), request)
 

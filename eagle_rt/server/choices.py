@@ -15,11 +15,17 @@ class Choice(Protocol):
 
 
 class CompletionChoice:
+    """echo: what comes before the reply."""
+
+    def __init__(self, echo: str = "") -> None:
+        self._echo = echo
+
     def whole(self, reply: Reply) -> dict[str, Any]:
-        return {"text": reply.text, "finish_reason": finish_name(reply.finish_reason)}
+        return {"text": self._echo + reply.text, "finish_reason": finish_name(reply.finish_reason)}
 
     def part(self, delta: TextDelta) -> dict[str, Any]:
-        return {"text": delta.text, "finish_reason": finish_name(delta.finish_reason)}
+        text, self._echo = self._echo + delta.text, ""
+        return {"text": text, "finish_reason": finish_name(delta.finish_reason)}
 
 
 class ChatChoice:

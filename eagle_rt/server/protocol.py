@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from eagle_rt.engine.params import AtLeastOne, SamplingParams, TokenId, sampling_params
+from eagle_rt.engine.params import AtLeastOne, NotNegative, NumLogprobs, SamplingParams, TokenId, sampling_params
 
 # Parameters of the OpenAI API that change a reply and are not supported, with the values at which they change nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
@@ -15,9 +15,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 }
 # Parameters that say something about the caller and nothing about the reply.
 IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-
-
-NumLogprobs = Annotated[int, Field(ge=0, le=20)]
 
 
 class Strict(BaseModel):
@@ -91,9 +88,10 @@ class OpenAIRequest(Strict):
             return values
         kept = {}
         for name, value in values.items():
-            if name in IGNORED or (name in NEUTRAL_VALUES and (value is None or value in NEUTRAL_VALUES[name])):
+            is_unknown = name in NEUTRAL_VALUES and name not in cls.model_fields
+            if name in IGNORED or (is_unknown and (value is None or value in NEUTRAL_VALUES[name])):
                 continue
-            if name in NEUTRAL_VALUES:
+            if is_unknown:
                 raise ValueError(f"{name} is not supported")
             kept[name] = value
         return kept
@@ -231,8 +229,11 @@ class ChatRequest(OpenAIRequest):
 
 class CompletionRequest(OpenAIRequest):
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
-    max_tokens: AtLeastOne | None = 16
+    """echo: the reply is told after its prompt, and log-probabilities of both."""
+
+    max_tokens: NotNegative | None = 16
     logprobs: NumLogprobs | None = None
+    echo: bool | None = None
 
     @field_validator("prompt")
     @classmethod
@@ -250,6 +251,7 @@ class GenerateRequest(Strict):
     sampling_params: dict[str, Any] = Field(default_factory=dict)
     stream: bool = False
     return_logprob: bool = False
+    logprob_start_len: Literal[-1, 0] = -1  # 0: of the prompt, too
     top_logprobs_num: NumLogprobs = 0
 
     @model_validator(mode="after")

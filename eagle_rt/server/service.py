@@ -126,7 +126,7 @@ class Generation:
         self._prompts = prompts
         self._indices: dict[str, int] = {}
         self.replies = [
-            Reply(service.info.tokenizer, params, len(prompt), keeps_special_tokens=keeps_special_tokens)
+            Reply(service.info.tokenizer, params, prompt, keeps_special_tokens=keeps_special_tokens)
             for prompt in prompts
             for _ in range(params.n)
         ]

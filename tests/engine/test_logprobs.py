@@ -10,6 +10,7 @@ from captured import make_captured
 from engines import Tree, make_core, random_prompts
 from transformers import AutoModelForCausalLM
 
+from eagle_rt.engine import logprobs
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.logprobs import TokenLogprob
@@ -100,6 +101,63 @@ def test_steps_that_make_room_teach_nothing_of_captured_ones(target_dir: Path, h
 def test_a_reply_that_ends_within_a_step_is_told_of_no_more(target_dir: Path, head_dir: Path) -> None:
     settings = [replace(GREEDY, max_new_tokens=length, logprobs=1) for length in (1, 2, 3, 4)]
     check(target_dir, run(make_core(target_dir, head_dir, (5, 4, 16)), settings), settings)
+
+
+@pytest.mark.parametrize(
+    ("tree", "options"),
+    [
+        (None, {}),
+        ((3, 2, 6), {"chunked_prefill_size": 7}),
+        ((3, 2, 6), {"attention_backend": "triton"}),
+        ((2, 2, 4), {"chunked_prefill_size": 8, "max_total_tokens": 96, "page_size": 4}),
+    ],
+    ids=str,
+)
+@torch.inference_mode()
+def test_of_prompts(
+    target_dir: Path, head_dir: Path, tree: Tree | None, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the model, told once, with the first token, of every token but the first, though all of it has been read before."""
+    monkeypatch.setattr(logprobs, "ROWS_AT_ONCE", 5)
+    core, model = make_core(target_dir, head_dir, tree, **options), AutoModelForCausalLM.from_pretrained(target_dir)
+    prompts, asked = [*PROMPTS, [70]], [3, None, 0, 20, 1]
+    for _ in range(2):
+        told: dict[str, list[list[TokenLogprob]]] = {}
+        for index, (prompt, count) in enumerate(zip(prompts, asked, strict=True)):
+            told[str(index)] = []
+            core.submit(str(index), prompt, replace(GREEDY, prompt_logprobs=count))
+        while core.has_work:
+            for event in core.step():
+                if event.prompt_logprobs is not None:
+                    assert event.tokens
+                    told[event.request_id].append(event.prompt_logprobs)
+        for prompt, count, own in zip(prompts, asked, told.values(), strict=True):
+            assert len(own) == (count is not None)
+            if count is None:
+                continue
+            expected = torch.log_softmax(model(torch.tensor([prompt])).logits[0, :-1], dim=1)
+            values = torch.tensor([one.value for one in own[0]])
+            torch.testing.assert_close(values, expected.gather(1, torch.tensor(prompt[1:], dtype=torch.int64)[:, None])[:, 0])
+            best = expected.topk(count, dim=1).indices.tolist()
+            assert [[token for token, _ in one.top] for one in own[0]] == best
+    assert core.current_metrics().num_preemptions > 0 or "max_total_tokens" not in options
+
+
+@pytest.mark.parametrize("tree", [None, (3, 2, 6)], ids=str)
+def test_a_prompt_may_only_be_read(target_dir: Path, head_dir: Path, tree: Tree | None) -> None:
+    core = make_core(target_dir, head_dir, tree)
+    settings = [replace(GREEDY, max_new_tokens=0, prompt_logprobs=0), GREEDY, replace(GREEDY, max_new_tokens=0)]
+    for index, setting in enumerate(settings):
+        core.submit(str(index), PROMPTS[index], setting)
+    events = []
+    while core.has_work:
+        events += core.step()
+        core.scheduler.check_integrity()
+    read = [event for event in events if event.request_id != "1"]
+    assert [(event.request_id, event.tokens) for event in read] == [("0", []), ("2", [])]
+    assert [event.finish_reason for event in read] == [{"type": "length", "length": 0}] * 2
+    assert [len(event.prompt_logprobs or []) for event in read] == [len(PROMPTS[0]) - 1, 0]
+    assert core.current_metrics().num_finished == 3
 
 
 def test_what_has_no_probability_is_a_number_all_the_same() -> None:

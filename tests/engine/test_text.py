@@ -13,7 +13,7 @@ TOKENIZER = checkpoints.byte_tokenizer()
 def stream(text: str, chunk: int, stop: tuple[str, ...] = ()) -> tuple[Reply, list[str]]:
     """Feed a text's byte tokens in chunks; the reply and its deltas."""
     tokens = TOKENIZER.encode(text)
-    reply = Reply(TOKENIZER, SamplingParams(stop=stop), 1)
+    reply = Reply(TOKENIZER, SamplingParams(stop=stop), [9])
     deltas = []
     for start in range(0, len(tokens), chunk):
         is_last = start + chunk >= len(tokens)

@@ -111,6 +111,37 @@ def test_logprobs_of_completions(client: openai.OpenAI, server: Server) -> None:
     assert "output_token_logprobs" not in server.post("/generate", {"text": "abc"}).json()["meta_info"]
 
 
+def test_echoed_prompts(client: openai.OpenAI, server: Server) -> None:
+    """As evaluations ask for it that score texts."""
+    options = {"model": "tiny", "temperature": 0, "logprobs": 1, "max_tokens": 1}
+    tokens = list(b"abcabd")
+    first, second = client.completions.create(**options, prompt=[tokens, tokens[:3]], echo=True).choices
+    prompt, reply = first.text[:6], client.completions.create(**options, prompt=tokens).choices[0]
+    assert first.text == prompt + reply.text
+    assert first.logprobs.tokens == [*prompt, *reply.logprobs.tokens]
+    assert first.logprobs.text_offset == list(range(7))
+    assert first.logprobs.token_logprobs[0] is first.logprobs.top_logprobs[0] is None
+    assert first.logprobs.token_logprobs[-1] == reply.logprobs.token_logprobs[0]
+    assert first.logprobs.token_logprobs[1:3] == pytest.approx(second.logprobs.token_logprobs[1:3])
+    best = [max(top.values()) for top in first.logprobs.top_logprobs[1:]]
+    assert all(own <= other for own, other in zip(first.logprobs.token_logprobs[1:], best, strict=True))
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**options, prompt=tokens, echo=True, stream=True)]
+    assert "".join(chunk.text for chunk in chunks) == first.text
+    assert [own for chunk in chunks for own in chunk.logprobs.token_logprobs] == first.logprobs.token_logprobs
+
+    (read,) = client.completions.create(**{**options, "max_tokens": 0}, prompt=tokens, echo=True).choices
+    assert (read.text, read.finish_reason) == (prompt, "length")
+    assert read.logprobs.token_logprobs == first.logprobs.token_logprobs[:-1]
+    (silent,) = client.completions.create(model="tiny", prompt="abc", max_tokens=0, echo=True).choices
+    assert (silent.text, silent.logprobs) == ("abc", None)
+
+    asked = {"input_ids": tokens, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True, "logprob_start_len": 0}
+    told = server.post("/generate", asked).json()["meta_info"]
+    assert told["input_token_logprobs"] == [[v, t, None] for v, t in zip(read.logprobs.token_logprobs, tokens, strict=True)]
+    assert told["input_top_logprobs"] == [None, *[[]] * 5]
+    assert told["output_token_logprobs"] == []
+
+
 def test_native_route(server: Server) -> None:
     params = {"temperature": 0, "max_new_tokens": 10, "ignore_eos": True}
     reply = server.post("/generate", {"text": "abc", "sampling_params": params}).json()

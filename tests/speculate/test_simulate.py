@@ -81,6 +81,6 @@ def test_meta_info_says_it(target_dir: Path, head_dir: Path) -> None:
     core = make_core(target_dir, head_dir, (3, 2, 8), speculative_simulate_accept_length=2.0)
     core.submit("a", [1, 2], SamplingParams(max_new_tokens=1, ignore_eos=True))
     (event,) = [event for _ in range(2) for event in core.step()]
-    reply = Reply(model_info(make_config(target_dir)).tokenizer, SamplingParams(), 2)
+    reply = Reply(model_info(make_config(target_dir)).tokenizer, SamplingParams(), [8, 9])
     reply.push(event)
     assert reply.meta_info()["spec_simulated"] is True
