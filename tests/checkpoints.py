@@ -12,8 +12,10 @@ from transformers import (
     AutoModelForImageTextToText,
     DeepseekV2Config,
     DeepseekV3Config,
+    Ernie4_5Config,
     Gemma3Config,
     Gemma3TextConfig,
+    Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GptOssConfig,
@@ -29,6 +31,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
@@ -148,6 +151,13 @@ MINIMAX = {
     "rotary_dim": 16,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }
+# Of a head's numbers half are turned, in pairs that lie side by side.
+GLM4 = {
+    "head_dim": 32,
+    "attention_bias": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
+QWEN2_EXPERTS = {"num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 QWEN3_VL_EXPERTS = {"head_dim": 32, "num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
 # Three of four layers have memories; two heads of values share one of keys.
 QWEN3_5 = {
@@ -183,10 +193,13 @@ def family_config(name: str, **overrides):
         ),
         "qwen3": lambda: Qwen3Config(**{**SIZES, "head_dim": 32, **overrides}),
         "mixtral": lambda: MixtralConfig(**{**SIZES, "num_local_experts": 5, "num_experts_per_tok": 2, **overrides}),
+        "qwen2-moe": lambda: Qwen2MoeConfig(**{**SIZES, **QWEN2_EXPERTS, **overrides}),
         "qwen3-moe": lambda: Qwen3MoeConfig(**{**SIZES, **QWEN3_EXPERTS, **overrides}),
         "qwen3-moe-mixed": lambda: Qwen3MoeConfig(
             **{**SIZES, **QWEN3_EXPERTS, "mlp_only_layers": [5], "decoder_sparse_step": 2, **overrides}
         ),
+        "glm4": lambda: Glm4Config(**{**SIZES, **GLM4, **overrides}),
+        "ernie4.5": lambda: Ernie4_5Config(**{**SIZES, "head_dim": 32, **overrides}),
         "glm4-moe": lambda: Glm4MoeConfig(**{**SIZES, **GLM4_EXPERTS, **overrides}),
         "glm4-moe-lite": lambda: Glm4MoeLiteConfig(**{**SIZES, **LATENTS, **overrides}),
         "deepseek-v2": lambda: DeepseekV2Config(**{**SIZES, **LATENTS, "q_lora_rank": None, **overrides}),
@@ -236,6 +249,7 @@ SEEING = ("mistral3", "ministral3-vl", "gemma3-vl", "qwen2.5-vl", "qwen3-vl", "q
 WITH_LATENTS = ("glm4-moe-lite", "deepseek-v2", "deepseek-v3")
 WITH_EXPERTS = (
     "mixtral",
+    "qwen2-moe",
     "qwen3-moe",
     "qwen3-moe-mixed",
     "gpt-oss",
@@ -278,6 +292,8 @@ FAMILIES = (
     "gemma3",
     "seed-oss",
     "ministral3",
+    "glm4",
+    "ernie4.5",
     "qwen3.5",
     *WITH_EXPERTS,
 )

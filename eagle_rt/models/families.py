@@ -24,6 +24,10 @@ FAMILIES = {
     "SeedOssForCausalLM": None,
     "MiniMaxM2ForCausalLM": None,
     "Ministral3ForCausalLM": True,
+    "Glm4ForCausalLM": None,
+    "Ernie4_5ForCausalLM": None,
+    "Qwen2MoeForCausalLM": False,
+    "BailingMoeV2ForCausalLM": None,
 }
 # Models that see, too: the part of them that reads is served. What that is, and of which type its `text_config` may be (or all of
 # its config.json, in which the first Qwen2.5-VL have it).
@@ -48,6 +52,8 @@ HYBRIDS = (
 )
 # Of their queries all heads are normed together, and so are those of their keys.
 NORMS_ALL_HEADS = ("MiniMaxM2ForCausalLM",)
+# The two numbers of a head that are turned together are stored side by side.
+IN_TURNS = "Glm4ForCausalLM", "Ernie4_5ForCausalLM"
 HYBRID = {"partial_rotary_factor": 0.25, "full_attention_interval": 4, "norm_topk_prob": True}
 # What published configs leave out: transformers' defaults.
 LEFT_OUT = {
@@ -65,6 +71,8 @@ LEFT_OUT = {
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
     },
+    "Ernie4_5ForCausalLM": {"rope_theta": 500000.0, "tie_word_embeddings": True},
+    "Glm4ForCausalLM": {"partial_rotary_factor": 0.5},
     "Glm4MoeForCausalLM": {"norm_topk_prob": True, "partial_rotary_factor": 0.5},
     "Glm4MoeLiteForCausalLM": {"norm_topk_prob": True, "first_k_dense_replace": 1},
     "DeepseekV2ForCausalLM": {"topk_method": "greedy"},
@@ -73,5 +81,7 @@ LEFT_OUT = {
     "Qwen3_5MoeForCausalLM": HYBRID,
     "MiniMaxM2ForCausalLM": {"rotary_dim": 64},
 }
+# What their configs call otherwise than others do that have the same.
+RENAMED = {"BailingMoeV2ForCausalLM": {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}}
 # What would make other models of these, were it set.
 UNSUPPORTED = "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"

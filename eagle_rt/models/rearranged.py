@@ -9,18 +9,33 @@ import torch
 from torch import Tensor
 
 from eagle_rt.models.experts import expert_name
-from eagle_rt.models.families import GEMMAS, HYBRIDS
+from eagle_rt.models.families import GEMMAS, HYBRIDS, IN_TURNS
 from eagle_rt.models.layers import GATES_OF_ATTENTION, OUTPUT_NORMS
 from eagle_rt.models.spec import LatentShape, ModelSpec
 from eagle_rt.models.weights import Checkpoint
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 GATES_FIRST = ("Qwen3VLMoeForConditionalGeneration",)
-# Gemma norms what is added, too.
+# Gemma and GLM-4 norm what is added, too.
 GEMMA_NORMS = {
     "post_attention_layernorm": OUTPUT_NORMS[0],
     "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": OUTPUT_NORMS[1],
+}
+GLM4_NORMS = {"post_self_attn_layernorm": OUTPUT_NORMS[0], "post_mlp_layernorm": OUTPUT_NORMS[1]}
+# Parts of stored names that have others here.
+PARTS_OF_NAMES = {
+    **dict.fromkeys(GEMMAS, GEMMA_NORMS),
+    "Glm4ForCausalLM": GLM4_NORMS,
+    "BailingMoeV2ForCausalLM": {
+        "word_embeddings": "embed_tokens",
+        "attention": "self_attn",
+        "query_key_value": "qkv_proj",
+        "dense": "o_proj",
+        "query_layernorm": "q_norm",
+        "key_layernorm": "k_norm",
+        "expert_bias": "e_score_correction_bias",
+    },
 }
 # Norms whose weights are what they multiply by, less one; that within a gated delta net is not, and is taken raw.
 LESS_ONE = (*GEMMAS, *HYBRIDS)
@@ -129,9 +144,11 @@ class RearrangedCheckpoint(Checkpoint):
 
     def _in_order(self, tensor: Tensor) -> Tensor:
         head_dim, num_turned = self._spec.rope.head_dim, self._spec.rope.rotary_dim
-        if num_turned == head_dim:
+        in_turns = self._spec.architecture in IN_TURNS
+        if num_turned == head_dim and not in_turns:
             return tensor
-        first, second = torch.arange(num_turned).chunk(2)
+        turned = torch.arange(num_turned)
+        first, second = (turned[::2], turned[1::2]) if in_turns else turned.chunk(2)
         first_still, second_still = torch.arange(num_turned, head_dim).chunk(2)
         order = torch.cat((first, first_still, second, second_still)).to(tensor.device)
         return tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
@@ -139,10 +156,8 @@ class RearrangedCheckpoint(Checkpoint):
 
 def own_name(stored: str, spec: ModelSpec) -> str:
     """A stored name of a target's tensor as it is taken by."""
-    name = expert_name(name_of_text(stored))
-    if spec.architecture not in GEMMAS:
-        return name
-    return re.sub(r"\w+(?=\.weight$)", lambda part: GEMMA_NORMS.get(part[0], part[0]), name)
+    name, parts = expert_name(name_of_text(stored)), PARTS_OF_NAMES.get(spec.architecture, {})
+    return ".".join(parts.get(part, part) for part in name.split("."))
 
 
 def name_of_text(stored: str) -> str:

@@ -11,7 +11,17 @@ from eagle_rt.cache.pool import RowShape
 from eagle_rt.kernels.delta_net import DeltaNetShape
 from eagle_rt.kernels.experts import Mixing
 from eagle_rt.kernels.gate import GEGLU, SWIGLU, Gate
-from eagle_rt.models.families import FAMILIES, GEMMAS, HYBRIDS, LATENTS, LEFT_OUT, NORMS_ALL_HEADS, READING_PARTS, UNSUPPORTED
+from eagle_rt.models.families import (
+    FAMILIES,
+    GEMMAS,
+    HYBRIDS,
+    LATENTS,
+    LEFT_OUT,
+    NORMS_ALL_HEADS,
+    READING_PARTS,
+    RENAMED,
+    UNSUPPORTED,
+)
 from eagle_rt.models.quantized import Storage, storage_of
 from eagle_rt.models.rope import RopeSpec, ropes_from_config, warmth
 from eagle_rt.resolve import DTYPES
@@ -154,6 +164,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
     if types and config.get("model_type") not in types:
         raise ValueError(f"the part of {name} that reads is of type {config.get('model_type')}, which is not {' or '.join(types)}")
     config = LEFT_OUT.get(family, {}) | config
+    config |= {own: config[given] for given, own in RENAMED.get(family, {}).items() if given in config}
     unsupported = [own for own in UNSUPPORTED if config.get(own)]
     if unsupported:
         raise ValueError(f"{unsupported[0]} {config[unsupported[0]]!r} in config.json is not supported")

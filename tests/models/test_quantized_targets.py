@@ -59,7 +59,8 @@ def rounded_logits(directory: Path, quantization: str) -> Tensor:
             turn = (lambda own: own.transpose(-1, -2)) if type(module).__name__ == "GptOssExperts" else (lambda own: own)
             turned = turn(weight)
             # Several shared experts, which lie in one, are rounded one by one.
-            parts = turned.split(model.config.moe_intermediate_size, 1) if place.endswith("shared_experts.down_proj") else (turned,)
+            is_shared = place.endswith(("shared_experts.down_proj", "shared_expert.down_proj"))
+            parts = turned.split(model.config.moe_intermediate_size, 1) if is_shared else (turned,)
             own = torch.cat([rounded(part.flatten(0, -2)).view(part.shape) for part in parts], dim=-1)
             setattr(module, name, torch.nn.Parameter(turn(own)))
     return model(torch.tensor([TEXT])).logits[0]
