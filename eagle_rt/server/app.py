@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
@@ -25,8 +26,11 @@ from eagle_rt.server.logprobs import Format, ToldLogprobs, chat_logprobs, comple
 from eagle_rt.server.prometheus import EngineCollector
 from eagle_rt.server.protocol import ChatRequest, CompletionRequest, GenerateRequest, OpenAIRequest
 from eagle_rt.server.reasoning import reply_form
+from eagle_rt.server.replies import ReplyReader
+from eagle_rt.server.response_items import ResponseWriter, usage_of
+from eagle_rt.server.responses import ResponsesRequest
 from eagle_rt.server.service import Deltas, EngineService, Generation
-from eagle_rt.server.stream import native_events, openai_events
+from eagle_rt.server.stream import native_events, openai_events, response_events
 from eagle_rt.server.tools import template_message, tools_of
 
 DISCONNECT_POLL_SECONDS = 0.2
@@ -53,8 +57,8 @@ def create_app(service: EngineService, model_name: str, api_key: str | None, rea
                 404, f"the model {body.model!r} is not served here, {model_name!r} is", param="model", code="model_not_found"
             )
 
-    @app.post("/v1/chat/completions", dependencies=[Depends(check_key)])
-    async def chat(body: ChatRequest, request: Request) -> Response:
+    def begin_chat(body: ChatRequest) -> tuple[Generation, Callable[[], ReplyReader]]:
+        """Its replies, and what reads one."""
         check_model(body)
         tokenizer, tools = service.info.tokenizer, tools_of(body, service.info.tokenizer)
         messages = [template_message(message) for message in body.messages]
@@ -66,18 +70,40 @@ def create_app(service: EngineService, model_name: str, api_key: str | None, rea
         params = body.sampling(service.info.sampling_defaults, max_tokens, body.num_logprobs, tag)
         params = form.before(params, is_call=tag is not None)
         generation = service.generate([prompt], params, keeps_special_tokens=form.keeps_special_tokens)
+        return generation, partial(form.reader, tools, tells_reasoning=body.separate_reasoning)
+
+    @app.post("/v1/chat/completions", dependencies=[Depends(check_key)])
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        generation, reader = begin_chat(body)
         return await openai_response(
             body,
             request,
             generation,
             name="chat.completion",
-            choices=[ChatChoice(form.reader(tools, tells_reasoning=body.separate_reasoning)) for _ in generation.replies],
+            choices=[ChatChoice(reader()) for _ in generation.replies],
             tell=chat_logprobs,
             opening=[
                 {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
                 for index in range(len(generation.replies))
             ],
         )
+
+    @app.post("/v1/responses", dependencies=[Depends(check_key)])
+    async def respond(body: ResponsesRequest, request: Request) -> Response:
+        generation, reader = begin_chat(body.as_chat())
+        writer = ResponseWriter(body.described(), model_name, reader())
+
+        def usage() -> dict[str, Any]:
+            return usage_of(generation.usage(), len(service.info.tokenizer.encode(writer.reasoning, add_special_tokens=False)))
+
+        if body.stream:
+            events = response_events(await begun(service, generation, request), writer, usage)
+            return StreamingResponse(events, media_type="text/event-stream")
+        (reply,) = await unless_left(generation.finish(), request)
+        assert reply.finish_reason
+        writer.more(reply.text, is_last=True)
+        writer.end(reply.finish_reason, usage())
+        return JSONResponse(writer.response)
 
     @app.post("/v1/completions", dependencies=[Depends(check_key)])
     async def complete(body: CompletionRequest, request: Request) -> Response:

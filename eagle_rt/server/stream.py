@@ -9,6 +9,7 @@ from eagle_rt.engine.engine import reply_dict
 from eagle_rt.engine.text import TextDelta
 from eagle_rt.server.errors import error_body
 from eagle_rt.server.process import EngineDiedError
+from eagle_rt.server.response_items import ResponseWriter
 from eagle_rt.server.service import Deltas, Generation
 
 DONE = b"data: [DONE]\n\n"
@@ -46,6 +47,22 @@ async def openai_events(
     except (ValueError, EngineDiedError) as error:
         yield error_event(error)
     yield DONE
+
+
+async def response_events(deltas: Deltas, writer: ResponseWriter, usage: Callable[[], dict[str, Any]]) -> AsyncIterator[bytes]:
+    """Those of the Responses API, of the only reply. usage: asked at its end."""
+    for told in writer.begin():
+        yield told
+    try:
+        async for _, delta in deltas:
+            for told in writer.more(delta.text, is_last=delta.finish_reason is not None):
+                yield told
+            if delta.finish_reason:
+                for told in writer.end(delta.finish_reason, usage()):
+                    yield told
+    except (ValueError, EngineDiedError) as error:
+        for told in writer.fail(str(error)):
+            yield told
 
 
 async def native_events(generation: Generation, deltas: Deltas) -> AsyncIterator[bytes]:
