@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.engine import grammar_process
 from eagle_rt.engine.params import Grammar
-from eagle_rt.models.tokenizer import HARMONY_MARKS
+from eagle_rt.models.tokenizer import HARMONY_MARKS, MARKS, special_marks, special_tokens
 from eagle_rt.speculate.grammar_match import GrammarMatch
 
 if TYPE_CHECKING:
@@ -98,15 +98,14 @@ class Grammars:
 
 
 def tokenizer_info(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_token_ids: list[int]) -> "TokenizerInfo":
-    """The tokens as xgrammar wants them. Special ones are never part of a text, whatever they are called, but for harmony's marks
-    where a model has them all."""
+    """The tokens as xgrammar wants them. Special ones are never part of a text, whatever they are called, but for marks that models
+    write: harmony's where one has them all."""
     from xgrammar import TokenizerInfo, VocabType
 
     found = TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=end_token_ids)
-    added = tokenizer.added_tokens_decoder.items()
-    special = {*tokenizer.all_special_ids, *(token for token, entry in added if entry.special)}
-    marks = {token for token, entry in added if entry.content in HARMONY_MARKS}
-    special -= marks if len(marks) == len(HARMONY_MARKS) else set()
+    harmony = special_marks(tokenizer, HARMONY_MARKS)
+    special = special_tokens(tokenizer) - special_marks(tokenizer, MARKS)
+    special -= harmony if len(harmony) == len(HARMONY_MARKS) else frozenset()
     texts = [b"" if token in special else text for token, text in enumerate(found.decoded_vocab)]
     settings = {"stop_token_ids": end_token_ids, "add_prefix_space": found.add_prefix_space}
     return TokenizerInfo(texts, VocabType.RAW, vocab_size=vocab_size, **settings)

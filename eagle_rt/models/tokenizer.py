@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from inspect import signature
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +20,9 @@ CHAT_TEMPLATES = Path(__file__).parent / "chat_templates"
 
 # With which gpt-oss writes messages within a reply: special tokens that are part of its text.
 HARMONY_MARKS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
+# Of thoughts and calls, which other models write as special tokens, too.
+OF_MISTRAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]")
+MARKS = (*OF_MISTRAL, "<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>")
 
 
 def load_tokenizer(model_dir: Path, *, trust_remote_code: bool, chat_template: str | None = None) -> PreTrainedTokenizerBase:
@@ -137,8 +141,25 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Prompts) -> list
 
 
 def decode_tokens(tokenizer: PreTrainedTokenizerBase, tokens: list[int], *, keeps_special_tokens: bool = False) -> str:
-    """Text, without special tokens unless these are kept."""
+    """Text, without special tokens unless these are kept, or are marks that a model writes."""
+    if not keeps_special_tokens and special_marks(tokenizer, MARKS):
+        hidden = special_tokens(tokenizer) - special_marks(tokenizer, MARKS)
+        tokens, keeps_special_tokens = [token for token in tokens if token not in hidden], True
     return cast(str, tokenizer.decode(tokens, skip_special_tokens=not keeps_special_tokens))
+
+
+@lru_cache(maxsize=4)
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Their ids."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset((*tokenizer.all_special_ids, *(token for token, entry in added if entry.special)))
+
+
+@lru_cache(maxsize=8)
+def special_marks(tokenizer: PreTrainedTokenizerBase, marks: tuple[str, ...]) -> frozenset[int]:
+    """The ids of those that are special tokens here."""
+    named = {token for token, entry in tokenizer.added_tokens_decoder.items() if entry.content in marks}
+    return special_tokens(tokenizer) & named
 
 
 def generation_config(model_dir: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
@@ -45,6 +45,7 @@ class CallFormat:
     opens: the first part of `begin`, by which a call is recognised; closes: the last part of `end`, empty where calls are the whole
     reply. Between them is an object with the name and, under this key, the arguments. inner: the marks within these, where a model
     is known to forget the first one of those. one_of_several: a pattern, where several calls may stand between the same marks.
+    has_short_ids: of nine letters and digits, which its chat template insists on.
     """
 
     begin: str
@@ -56,9 +57,11 @@ class CallFormat:
     style: Literal["json", "qwen_xml", "glm_xml", "minimax_xml"] = "json"
     inner: tuple[str, str] | None = None
     one_of_several: str | None = None
+    has_short_ids: bool = False
 
 
-# Hermes', which Qwen 2.5 and 3 and MiMo have learned, Qwen3-Coder's, GLM-4.5's, MiniMax-M2's, and Llama 3's.
+# Hermes', which Qwen 2.5 and 3 and MiMo have learned, Qwen3-Coder's, Seed-OSS', GLM-4.5's, MiniMax-M2's, Llama 3's, and Mistral's:
+# each call after a mark of its own, or, formerly, all in one list.
 TAGGED = CallFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "<tool_call>", "</tool_call>", "arguments")
 PARAMETERS = CallFormat(
     "<tool_call>\n<function=",
@@ -69,6 +72,13 @@ PARAMETERS = CallFormat(
     "arguments",
     "qwen_xml",
     ("<function=", "</function>"),
+)
+SEED = replace(
+    PARAMETERS,
+    begin="<seed:tool_call>\n<function=",
+    end="\n</function>\n</seed:tool_call>",
+    opens="<seed:tool_call>",
+    closes="</seed:tool_call>",
 )
 PAIRS = CallFormat("<tool_call>", "", "</tool_call>", "<tool_call>", "</tool_call>", "arguments", "glm_xml")
 INVOKES = CallFormat(
@@ -81,6 +91,8 @@ INVOKES = CallFormat(
     "minimax_xml",
     one_of_several=r"\s*(<invoke .*?</invoke>)\s*",
 )
+MARKED = CallFormat("[TOOL_CALLS]", "[ARGS]", "", "[TOOL_CALLS]", "", "arguments", has_short_ids=True)
+LISTED = replace(MARKED, begin='[TOOL_CALLS] [{"name": "', middle='", "arguments": ', end="}]")
 BARE = CallFormat('{"name": "', '", "parameters": ', "}", "{", "", "parameters")
 
 # Where parameters have tags of their own: a name and what belongs to it, and of that each parameter and its value.
@@ -105,8 +117,10 @@ def call_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat:
     template = str(tokenizer.chat_template)
     if writes_harmony(tokenizer) and "functions" in template:
         return MESSAGES
-    if "<tool_call>" in template and "<function=" in template and "<parameter=" in template:
-        return PARAMETERS
+    if "[AVAILABLE_TOOLS]" in template and MARKED.opens in template:
+        return MARKED if MARKED.middle in template else LISTED
+    if "<function=" in template and "<parameter=" in template and (SEED.opens in template or "<tool_call>" in template):
+        return SEED if SEED.opens in template else PARAMETERS
     if "<tool_call>" in template and "<arg_key>" in template:
         return PAIRS
     if "<minimax:tool_call>" in template and "<invoke name=" in template:
@@ -145,7 +159,7 @@ class CallReader:
     def read(self, text: str, *, is_last: bool) -> tuple[str, list[Call]]:
         """The reply goes on with this, and ends if it is the last: the text of it that is no call, and the calls."""
         self._held += text
-        read = self._read_tagged if self._form.closes else self._read_bare
+        read = self._read_tagged if self._form.closes else self._read_marked if self._form.has_short_ids else self._read_bare
         content, calls = read(is_last)
         self._has_text |= bool(content.strip())
         self.num_calls += len(calls)
@@ -184,6 +198,24 @@ class CallReader:
         self._may_close = False
         return True
 
+    def _read_marked(self, is_last: bool) -> tuple[str, list[Call]]:
+        """Calls are all of a reply from the first mark on."""
+        before, mark, _ = self._held.partition(self._form.opens)
+        cut = len(before) if mark or is_last else len(before) - length_of_begun(before, self._form.opens)
+        content, self._held = self._held[:cut], self._held[cut:]
+        if not is_last:
+            return content, []
+        rest, self._held = self._held, ""
+        parts = rest.split(self._form.opens)[1:]
+        if self._form is LISTED:
+            listed = decoded(parts[0]) if len(parts) == 1 else None
+            found = listed if isinstance(listed, list) else [None]
+        else:
+            halves = [part.partition(self._form.middle) for part in parts]
+            found = [{"name": name.partition("[CALL_ID]")[0].strip(), "arguments": decoded(text)} for name, _, text in halves]
+        calls = [call for own in found if (call := self._call(own))]
+        return (content, calls) if len(calls) == len(found) else (content + rest, [])
+
     def _read_bare(self, is_last: bool) -> tuple[str, list[Call]]:
         """Calls are all of a reply, one behind the other, perhaps with semicolons between them."""
         text = self._held.lstrip()
@@ -219,7 +251,8 @@ class CallReader:
         name, arguments = (found.get("name"), found.get(self._form.key, {})) if isinstance(found, dict) else (None, None)
         if not isinstance(name, str) or name not in self._functions or not isinstance(arguments, dict):
             return None
-        return Call(name, json.dumps(arguments, ensure_ascii=False))
+        call = Call(name, json.dumps(arguments, ensure_ascii=False))
+        return replace(call, id=uuid.uuid4().hex[:9]) if self._form.has_short_ids else call
 
 
 def decoded(text: str) -> Any:

@@ -14,8 +14,10 @@ from eagle_rt.server.replies import ReplyForm, ReplyPart, ReplyReader
 from eagle_rt.server.text import length_of_begun
 from eagle_rt.server.tools import Tools
 
-# DeepSeek-R1's marks, which Qwen 3 and MiMo have too.
-OPENS, CLOSES = "<think>", "</think>"
+Marks = tuple[str, str]
+# DeepSeek-R1's, which Qwen 3 and MiMo have too, Seed-OSS', and Mistral's.
+THINK: Marks = ("<think>", "</think>")
+KNOWN_MARKS = THINK, ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")
 # Of a prompt, in tokens: how a template begins a reply.
 TAIL = 32
 
@@ -26,8 +28,9 @@ class ReasoningReader:
     has_begun: the prompt has opened it. Text that may be or hide a mark is held back until that is decided.
     """
 
-    def __init__(self, *, has_begun: bool) -> None:
+    def __init__(self, *, has_begun: bool, marks: Marks = THINK) -> None:
         self._held, self._may_begin, self._is_inside = "", True, has_begun
+        self._opens, self._closes = marks
         self._is_empty = True  # what is being told, reasoning or the answer
 
     def read(self, text: str, *, is_last: bool) -> tuple[str, str]:
@@ -37,13 +40,13 @@ class ReasoningReader:
             return "", ""
         if not self._is_inside:
             return "", self._told()
-        before, mark, after = self._held.partition(CLOSES)
+        before, mark, after = self._held.partition(self._closes)
         if mark:
             self._held = before
             reasoning = self._told().rstrip()
             self._held, self._is_inside, self._is_empty = after, False, True
             return reasoning, self._told()
-        cut = len(before) if is_last else len(before) - length_of_begun(before, CLOSES)
+        cut = len(before) if is_last else len(before) - length_of_begun(before, self._closes)
         cut = len(before[:cut].rstrip())
         self._held = before[:cut]
         reasoning = self._told()
@@ -53,10 +56,10 @@ class ReasoningReader:
     def _is_decided(self, is_last: bool) -> bool:
         """Whether it is known by now if the reply begins with reasoning; if it does, behind the mark."""
         text = self._held.lstrip()
-        if not is_last and OPENS.startswith(text):
+        if not is_last and self._opens.startswith(text):
             return False
-        if text.startswith(OPENS):
-            self._held, self._is_inside = text.removeprefix(OPENS), True
+        if text.startswith(self._opens):
+            self._held, self._is_inside = text.removeprefix(self._opens), True
         elif not self._is_inside:
             self._is_empty = False  # a reply without reasoning stays as it is
         self._may_begin = False
@@ -104,21 +107,23 @@ class Reasoning:
     """Between marks, before the answer. has_begun: the prompt has opened it."""
 
     has_begun: bool
+    marks: Marks = THINK
     keeps_special_tokens = False
 
     def reader(self, tools: Tools | None, *, tells_reasoning: bool) -> ReplyReader:
-        thoughts = ReasoningReader(has_begun=self.has_begun) if tells_reasoning else None
+        thoughts = ReasoningReader(has_begun=self.has_begun, marks=self.marks) if tells_reasoning else None
         return MarkedReader(tools.reader() if tools else None, thoughts)
 
     def before(self, params: SamplingParams, *, is_call: bool) -> SamplingParams:
         answer = params.grammar and matched_format(params.grammar)
         if not answer:
             return params
+        opens, closes = self.marks
         thoughts: dict[str, Any] = {
             "type": "tag",
-            "begin": "" if self.has_begun else OPENS,
+            "begin": "" if self.has_begun else opens,
             "content": {"type": "any_text"},
-            "end": [f"{CLOSES}\n\n", f"{CLOSES}\n", CLOSES],
+            "end": [f"{closes}\n\n", f"{closes}\n", closes],
         }
         return behind(params, [thoughts if self.has_begun else {"type": "optional", "content": thoughts}], answer)
 
@@ -131,7 +136,8 @@ def reply_form(tokenizer: PreTrainedTokenizerBase, prompt: list[int], parser: st
     """
     if parser == "gpt-oss" or (parser in ("auto", "none") and writes_harmony(tokenizer)):
         return Harmony(tells_reasoning=parser != "none")
-    if parser == "none" or (parser == "auto" and CLOSES not in str(tokenizer.chat_template)):
+    told = [marks for marks in KNOWN_MARKS if marks[1] in str(tokenizer.chat_template)]
+    if parser == "none" or (parser == "auto" and not told):
         return AllAnswer()
-    tail = str(tokenizer.decode(prompt[-TAIL:])).rstrip()
-    return AllAnswer() if tail.endswith(CLOSES) else Reasoning(tail.endswith(OPENS))
+    marks, tail = (told or [THINK])[0], str(tokenizer.decode(prompt[-TAIL:])).rstrip()
+    return AllAnswer() if tail.endswith(marks[1]) else Reasoning(tail.endswith(marks[0]), marks)

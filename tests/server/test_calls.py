@@ -1,6 +1,7 @@
 """Calls in replies are found however the text comes."""
 
 import json
+import re
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,20 @@ from checkpoints import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle_rt.server.calls import BARE, INVOKES, PAIRS, PARAMETERS, TAGGED, CallFormat, CallReader, Functions, call_format
+from eagle_rt.server.calls import (
+    BARE,
+    INVOKES,
+    LISTED,
+    MARKED,
+    PAIRS,
+    PARAMETERS,
+    SEED,
+    TAGGED,
+    CallFormat,
+    CallReader,
+    Functions,
+    call_format,
+)
 
 FUNCTIONS: Functions = {"look_up": {}, "add": {}}
 
@@ -75,18 +89,37 @@ def test_bare_calls_are_all_of_a_reply(data: st.DataObject) -> None:
         assert read(BARE, cut(data, text + more)) == (text + more, [])
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_calls_after_marks_are_the_rest_of_a_reply(data: st.DataObject) -> None:
+    """As Mistral's models write them, each after a mark, or all in a list."""
+    calls = data.draw(st.lists(CALLS, min_size=1, max_size=3))
+    ids = data.draw(st.sampled_from(["", "[CALL_ID]abc123def"]))
+    in_list = [{"name": name, "arguments": arguments, "id": "abc123def"} for name, arguments in calls]
+    one_by_one = "".join(f"[TOOL_CALLS]{name}{ids}[ARGS]{json.dumps(arguments)}" for name, arguments in calls)
+    before = data.draw(st.sampled_from(["", "So: ", "[TOOL", "a [", "\n"]))
+    for form, text in ((MARKED, one_by_one), (LISTED, f"[TOOL_CALLS] {json.dumps(in_list)}")):
+        assert read(form, cut(data, before + text)) == (before, calls)
+        assert read(form, cut(data, before)) == (before, [])
+        for broken in (text + " and more", text[:-1], text.replace(calls[0][0], "unknown", 1), text + "[TOOL_CALLS]"):
+            assert read(form, cut(data, before + broken)) == (before + broken, [])
+    reader = CallReader(MARKED, FUNCTIONS)
+    assert reader.read("So: [TOOL", is_last=False) == ("So: ", [])
+    assert all(re.fullmatch("[0-9a-z]{9}", call.id) for call in reader.read(one_by_one.removeprefix("[TOOL"), is_last=True)[1])
+
+
 def test_a_call_that_is_not_closed() -> None:
     """A model may end with it."""
     assert read(TAGGED, ['Yes.<tool_call>{"name": "add", "arguments": {}}']) == ("Yes.", [("add", {})])
     assert read(TAGGED, ['<tool_call>{"name": "add", "argu']) == ('<tool_call>{"name": "add", "argu', [])
 
 
-def in_tags(name: str, arguments: dict[str, Any]) -> str:
+def in_tags(name: str, arguments: dict[str, Any], form: CallFormat = PARAMETERS) -> str:
     """A call as Qwen3-Coder's template writes one: texts as they are, objects and lists in JSON, and the rest as Python does."""
-    text = PARAMETERS.begin + name + PARAMETERS.middle
+    text = form.begin + name + form.middle
     for key, value in arguments.items():
         text += f"<parameter={key}>\n{json.dumps(value) if isinstance(value, dict | list) else value}\n</parameter>\n"
-    return text.rstrip("\n") + PARAMETERS.end
+    return text.rstrip("\n") + form.end
 
 
 def in_pairs(name: str, arguments: dict[str, Any], between: str = "\n") -> str:
@@ -131,6 +164,7 @@ def test_parameters_in_tags_have_the_types_of_their_schemas(data: st.DataObject)
         st.sampled_from(
             [
                 (PARAMETERS, in_tags),
+                (SEED, partial(in_tags, form=SEED)),
                 (PAIRS, in_pairs),
                 (PAIRS, partial(in_pairs, between="")),
                 (INVOKES, lambda *call: in_invokes(call)),
@@ -257,6 +291,9 @@ def test_formats_are_told_by_templates() -> None:
     for template, form in (
         ('{% if tools %}Respond as {"name": name, "parameters": dictionary}{% endif %}', BARE),
         ("{% if tools %}<tool_call>{'name': name, 'arguments': {}}</tool_call>{% endif %}", TAGGED),
+        ("{{ tools }}<seed:tool_call>\n<function=name>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>", SEED),
+        ("[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS][TOOL_CALLS]name[ARGS]{}", MARKED),
+        ("[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS][TOOL_CALLS] [{}]", LISTED),
         ("{% if tools %}<tool_call>\n<function=name>\n<parameter=a>\n{{ arguments }}\n</parameter>{% endif %}", PARAMETERS),
         ('{% if tools %}<minimax:tool_call>\n<invoke name="n">\n<parameter name="a">1</parameter>{% endif %}', INVOKES),
         ("{% if tools %}<tool_call>name\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>{% endif %}", PAIRS),

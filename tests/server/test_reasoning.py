@@ -22,7 +22,7 @@ from eagle_rt.server.calls import TAGGED, CallReader
 from eagle_rt.server.choices import ChatChoice
 from eagle_rt.server.matching import behind
 from eagle_rt.server.protocol import ChatRequest
-from eagle_rt.server.reasoning import AllAnswer, MarkedReader, Reasoning, ReasoningReader, reply_form
+from eagle_rt.server.reasoning import KNOWN_MARKS, THINK, AllAnswer, MarkedReader, Marks, Reasoning, ReasoningReader, reply_form
 from eagle_rt.server.replies import ReplyForm
 from eagle_rt.server.tools import template_message
 
@@ -32,8 +32,8 @@ ALWAYS = "{# thoughts end with </think> #}<think>\n"
 THOUGHTS = {"type": "stop", "matched": 3}
 
 
-def read(parts: list[str], *, has_begun: bool) -> tuple[str, str]:
-    reader, thoughts, answer = ReasoningReader(has_begun=has_begun), "", ""
+def read(parts: list[str], *, has_begun: bool, marks: Marks = THINK) -> tuple[str, str]:
+    reader, thoughts, answer = ReasoningReader(has_begun=has_begun, marks=marks), "", ""
     for number, part in enumerate(parts, 1):
         more, rest = reader.read(part, is_last=number == len(parts))
         assert not (more and answer), "reasoning comes first"
@@ -57,7 +57,17 @@ PIECES = st.sampled_from(["<think>", "</think>", "<", "</thin", "<thi", "\n", " 
 @given(st.lists(PIECES, max_size=8), st.booleans(), st.data())
 def test_reasoning_is_found_wherever_a_text_is_cut(pieces: list[str], has_begun: bool, data: st.DataObject) -> None:
     text = "".join(pieces)
-    assert read(cut(data, text), has_begun=has_begun) == expected(text, has_begun=has_begun)
+    wanted = expected(text, has_begun=has_begun)
+    assert read(cut(data, text), has_begun=has_begun) == wanted
+    marks = data.draw(st.sampled_from(KNOWN_MARKS))
+
+    def renamed(text: str) -> str:
+        for own, other in zip(THINK, marks, strict=True):
+            text = text.replace(own, other)
+        return text
+
+    found = read(cut(data, renamed(text)), has_begun=has_begun, marks=marks)
+    assert found == (renamed(wanted[0]), renamed(wanted[1]))
 
 
 def test_nothing_is_held_back_longer_than_it_must_be() -> None:
@@ -88,6 +98,8 @@ def prompt_for(template: str, **options: Any) -> tuple[Any, list[int]]:
         (SWITCHED, {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}, "auto", Reasoning(False)),
         (SWITCHED, {"reasoning_effort": "low"}, "auto", Reasoning(has_begun=False)),
         (SWITCHED, {}, "none", AllAnswer()),
+        ("{# [THINK]so[/THINK] #}", {}, "auto", Reasoning(False, ("[THINK]", "[/THINK]"))),
+        ("{# </seed:think> #}<seed:think>", {}, "auto", Reasoning(True, ("<seed:think>", "</seed:think>"))),
         (ALWAYS, {}, "auto", Reasoning(has_begun=True)),
         ("", {}, "auto", AllAnswer()),
         ("", {}, "qwen3", Reasoning(has_begun=False)),

@@ -9,8 +9,11 @@ from matching import INFO, LOOK_UP, check_matches
 from pydantic import ValidationError
 from xgrammar import GrammarCompiler, GrammarMatcher
 
-from eagle_rt.engine.text import TextDelta
-from eagle_rt.models.tokenizer import chat_tokens
+from eagle_rt.engine.grammars import tokenizer_info
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.engine.request import RequestStats, TokenEvent
+from eagle_rt.engine.text import Reply, TextDelta
+from eagle_rt.models.tokenizer import OF_MISTRAL, chat_tokens, decode_tokens
 from eagle_rt.server.calls import TAGGED, CallReader
 from eagle_rt.server.choices import ChatChoice
 from eagle_rt.server.protocol import ChatRequest
@@ -139,3 +142,28 @@ def test_choices_of_replies_with_calls() -> None:
     assert [part["finish_reason"] for part in parts] == [None] * 4 + ["tool_calls"]
     cut_off = ChatChoice(MarkedReader(CallReader(TAGGED, {"look_up": {}, "add": {}})))
     assert cut_off.part(TextDelta(ROME, {"type": "length", "length": 5}))["finish_reason"] == "length"
+
+
+def test_marks_that_are_special_tokens() -> None:
+    """As Mistral's are: they are part of texts and of what replies must match, and other special tokens are of neither."""
+    tokenizer = byte_tokenizer((*OF_MISTRAL, "<|other|>"))
+    tokenizer.chat_template = "[AVAILABLE_TOOLS]{{ tools }}[/AVAILABLE_TOOLS][TOOL_CALLS]name[ARGS]{}"
+    tools = tools_of(body(tool_choice="required"), tokenizer)
+    assert tools is not None
+    end, written = tokenizer.convert_tokens_to_ids("<|end|>"), '[TOOL_CALLS]look_up[ARGS]{"city": "Rome"}'
+    tokens = [*tokenizer.encode(written), end]
+    assert len(tokens) == len("look_up") + len('{"city": "Rome"}') + 3
+
+    info = tokenizer_info(tokenizer, len(tokenizer), [end])
+    matcher = GrammarMatcher(GrammarCompiler(info).compile_structural_tag(json.dumps(tools.structural_tag)))
+    assert all(matcher.accept_token(token) for token in tokens)
+    assert not matcher.accept_token(tokenizer.convert_tokens_to_ids("<|other|>"))
+
+    reply, reader = Reply(tokenizer, SamplingParams(), [9]), tools.reader()
+    other = tokenizer.convert_tokens_to_ids("<|other|>")
+    delta = reply.push(TokenEvent("a", [*tokens[:-1], other, end], RequestStats(), {"type": "stop", "matched": end}))
+    assert delta.text == written
+    (call,) = reader.read(delta.text, is_last=True)[1]
+    assert (call.name, json.loads(call.arguments)) == ("look_up", {"city": "Rome"})
+    plain = byte_tokenizer(("<|other|>",))
+    assert decode_tokens(plain, [*plain.encode("a"), other, end]) == "a"
