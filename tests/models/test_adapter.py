@@ -1,6 +1,7 @@
 """Targets with adapters merged into them, against transformers' models whose weights were changed in the open."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def test_an_engine_serves_it_as_it_would_a_merged_checkpoint(tmp_path: Path) -> 
     assert run(make_core(target), prompts, sampling) != merged
     assert run(make_core(target, lora_path=str(adapter)), prompts, sampling) == merged
     assert run(make_core(target, tmp_path / "head", (3, 2, 6), lora_path=str(adapter)), prompts, sampling) == merged
-    assert run(make_core(target, lora_path=str(adapter), tensor_parallel_size=2), prompts, sampling) == merged
+    with closing(make_core(target, lora_path=str(adapter), tensor_parallel_size=2)) as core:
+        assert run(core, prompts, sampling) == merged
 
 
 @pytest.mark.parametrize(
