@@ -3,6 +3,9 @@
 import heapq
 from collections.abc import Callable, Iterator
 
+# So many notes of leaves are kept though they may no longer hold, and as many more as there are leaves.
+FEW_LEAVES = 1024
+
 
 class CachedPage:
     """A page of the cache, under the page that comes before it in the text. has_head_rows: the draft head's rows are in it too.
@@ -34,7 +37,8 @@ class PrefixCache:
         self._release = release
         self._root = CachedPage((), -1, None, has_head_rows=True)
         self._clock = 0
-        self._leaves: list[tuple[int, int, CachedPage]] = []
+        self._leaves: list[tuple[int, int, CachedPage]] = []  # of which some have been used since
+        self._most_leaves = FEW_LEAVES
 
     def match(self, tokens: list[int], *, with_head_rows: bool = False) -> list[CachedPage]:
         """The cached pages that `tokens` begins with, in order, or only those that the draft head can go on from. At least one
@@ -104,10 +108,10 @@ class PrefixCache:
         return path
 
     def evict(self, count: int) -> None:
-        """Release up to `count` unprotected pages, least recently used first."""
-        while count and self._leaves:
+        """Release up to `count` unprotected pages, least recently used first; none if that is less than one."""
+        while count > 0 and self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
-            if not self._is_evictable_leaf(node) or stamp != node.last_used:
+            if not self._is_oldest_use(stamp, node):
                 continue
             siblings = node.parent.children if node.parent else self._root.children
             del siblings[node.key]
@@ -134,9 +138,18 @@ class PrefixCache:
         siblings = node.parent.children if node.parent else self._root.children
         return node.num_users == 0 and not node.children and siblings.get(node.key) is node
 
+    def _is_oldest_use(self, stamp: int, node: CachedPage) -> bool:
+        """Whether what was noted of a leaf still holds."""
+        return stamp == node.last_used and self._is_evictable_leaf(node)
+
     def _note_leaf(self, node: CachedPage) -> None:
-        if self._is_evictable_leaf(node):
-            heapq.heappush(self._leaves, (node.last_used, id(node), node))
+        if not self._is_evictable_leaf(node):
+            return
+        heapq.heappush(self._leaves, (node.last_used, id(node), node))
+        if len(self._leaves) > self._most_leaves:
+            self._leaves = [*{own[1]: own for own in self._leaves if self._is_oldest_use(own[0], own[2])}.values()]
+            heapq.heapify(self._leaves)
+            self._most_leaves = 2 * len(self._leaves) + FEW_LEAVES
 
 
 def up_to_a_memory(path: list[CachedPage]) -> list[CachedPage]:

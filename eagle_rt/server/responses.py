@@ -202,7 +202,8 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
     for item in items:
         if isinstance(item, Reasoning):
             thought += text_of(item.content or [])
-        elif isinstance(item, FunctionCallOutput):
+            continue
+        if isinstance(item, FunctionCallOutput):
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
         elif isinstance(item, FunctionCall):
             call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}

@@ -2,6 +2,7 @@ import random
 
 import pytest
 
+from eagle_rt.cache import prefix
 from eagle_rt.cache.pages import PageAllocator
 from eagle_rt.cache.prefix import PrefixCache
 
@@ -51,6 +52,29 @@ def test_used_pages_survive_eviction_and_the_oldest_goes_first() -> None:
     cache.evict(10)
     assert allocator.num_free == 6
     assert cache.num_evictable == 0
+
+
+def test_nothing_is_evicted_while_there_are_free_pages() -> None:
+    allocator, cache = make(10, 2)
+    store(cache, allocator, [1, 2, 3, 4, 5], 2)
+    for count in (0, -1, -10):
+        cache.evict(count)
+    assert len(cache.match([1, 2, 3, 4, 5])) == 2
+
+
+def test_notes_of_leaves_do_not_grow_with_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix, "FEW_LEAVES", 5)
+    allocator, cache = make(30, 2)
+    texts = [[number, *range(4)] for number in range(10, 16)]
+    for text in texts * 20:
+        store(cache, allocator, text, 2)
+        assert len(cache._leaves) <= 2 * len(texts) + 5
+    store(cache, allocator, texts[0], 2)
+    for text in texts[1:]:  # the one that was used last stays the longest
+        cache.evict(2)
+        assert cache.match(text) == []
+    assert len(cache.match(texts[0])) == 2
+    assert cache.num_evictable == 2
 
 
 def test_random_use_loses_no_page() -> None:

@@ -33,7 +33,7 @@ def plain(target: Path) -> list[list[int]]:
     return run(make_core(target), PROMPTS, SETTINGS)
 
 
-# Drafts that are right now and then, below a branch that is not, so that rows of some in the middle are confirmed.
+# Drafts that are right now and then, below a branch that is not, so that rows in the middle are confirmed; and often none.
 READING = """
 import torch
 
@@ -58,7 +58,7 @@ class Mine:
             assert len(own) == len(sequence.text) - 1
             if sequence.temperature == 0 and self.feature_layers == (-1,):
                 assert self.logits(own[-1:]).argmax() == sequence.text[-1]
-        return [self.guesses(own) for own in sequences]
+        return [self.guesses(own) if self.num_asked % 3 else ([], []) for own in sequences]
 
     def guesses(self, own):
         place = max((place for place, token in enumerate(own.text[:-1]) if token == own.text[-1]), default=0)

@@ -125,6 +125,23 @@ def test_random_load_on_a_pool_too_small(seed: int) -> None:
     assert bool(memories.num_copied) == bool(saved)
 
 
+def test_texts_that_others_have_left_stay_cached_while_there_is_room() -> None:
+    scheduler, rng = Scheduler(limits(num_pages=60), frozenset(), use_prefix_cache=True), random.Random(0)
+    texts = [[number] * 17 for number in range(1, 6)]
+
+    def num_cached(name: str, text: list[int]) -> int:
+        scheduler.submit(Request(name, text, SamplingParams(max_new_tokens=9), 0))
+        ended = []
+        while scheduler.has_work:
+            plan = scheduler.plan()
+            ended += [event for event in scheduler.commit(plan, run_step(plan, rng)) if event.finish_reason]
+            scheduler.check_integrity()
+        return ended[0].stats.num_prompt_tokens_cached
+
+    assert [num_cached(f"first {number}", text) for number, text in enumerate(texts)] == [0] * 5
+    assert [num_cached(f"again {number}", text) for number, text in enumerate(texts)] == [16] * 5
+
+
 def test_first_come_first_served() -> None:
     scheduler = Scheduler(limits(max_running=1), frozenset(), use_prefix_cache=False)
     for name in "abc":

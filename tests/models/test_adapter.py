@@ -62,7 +62,7 @@ def changed_model(target: Path, adapter: Path, scale_of: Any) -> torch.nn.Module
         (
             "llama-biased",
             ["q_proj", "up_proj"],
-            {"alpha_pattern": {"q_proj": 2, r"layers\.[01]\.mlp\.up_proj": 1}},
+            {"alpha_pattern": {"proj": 99, "q_proj": 2, r"layers\.[01]\.mlp\.up_proj": 1}},  # the first names no module
             lambda module, rank: (2 if "q_proj" in module else 1 if ".0.mlp" in module or ".1.mlp" in module else 8) / rank,
         ),
         ("gemma3", ["q_proj", "gate_proj"], {}, lambda module, rank: 8 / rank),

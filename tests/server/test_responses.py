@@ -77,6 +77,9 @@ def test_a_reply_becomes_items_in_whatever_parts_it_comes(size: int) -> None:
 def test_white_space_before_a_call_is_no_message_and_what_was_cut_is_told() -> None:
     response, _ = written(["</think>\n", "\n", CALL])
     assert [item["type"] for item in response["output"]] == ["function_call"]
+    response, _ = written(["</think>", CALL, "\n", CALL, " Done."])
+    assert [item["type"] for item in response["output"]] == ["function_call", "function_call", "message"]
+    assert response["output"][2]["content"][0]["text"] == " Done."
     response, events = written(["Hm.</think>\n", "Ye"], ending="length")
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
@@ -118,6 +121,8 @@ def test_items_become_a_chat() -> None:
     assert (chat.tools[0].function.name, chat.tools[0].function.strict) == ("look_up", True)
 
     thought = [{"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}, given[2]]
+    first, second = request(input=[given[1], *thought]).as_chat().messages
+    assert (first.tool_calls, first.reasoning_content, second.reasoning_content) == (None, None, "Hm.")
     (asked,) = request(input=thought).as_chat().messages
     assert (asked.role, asked.reasoning_content, asked.content) == ("assistant", "Hm.", "")
 
