@@ -142,6 +142,38 @@ def test_texts_that_others_have_left_stay_cached_while_there_is_room() -> None:
     assert [num_cached(f"again {number}", text) for number, text in enumerate(texts)] == [16] * 5
 
 
+def test_what_the_head_has_read_later_is_shared_at_once() -> None:
+    """And not only when the request that it was read for has left."""
+    scheduler = Scheduler(limits(), frozenset(), use_prefix_cache=True)
+    text = list(range(1, 10))
+    scheduler.submit(Request("a", text, SamplingParams(max_new_tokens=20), 0))
+    plan = scheduler.plan()
+    scheduler.commit(plan, StepResult([1], [], [], [], head_rows={"a": 0}))
+    for num_head_rows, num_cached in ((0, 0), (9, 8)):
+        plan = scheduler.plan()
+        scheduler.commit(plan, StepResult([], [[1]], [0], [False], head_rows={"a": num_head_rows}))
+        scheduler.check_integrity()
+        scheduler.submit(Request("b", [*text, 5, 5], SamplingParams(max_new_tokens=1), 0))
+        scheduler.plan()
+        assert scheduler.running[-1].num_cached == num_cached
+        scheduler.abort("b")
+
+
+def test_who_is_let_in_leaves_a_page_for_everyone_else() -> None:
+    """Or the first step would take it away from the latest."""
+    scheduler = Scheduler(limits(num_pages=8), frozenset(), use_prefix_cache=False)
+    scheduler.submit(Request("a", [1, 2, 3], SamplingParams(max_new_tokens=9), 0))
+    scheduler.commit(scheduler.plan(), StepResult([1], [], [], []))
+    scheduler.plan()
+    num_left = scheduler.num_available_pages
+    longest = 4 * num_left - 6
+    for length, is_let_in in ((longest, False), (longest - 4, True)):
+        scheduler.submit(Request("b", [1] * length, SamplingParams(max_new_tokens=9), 0))
+        scheduler.plan()
+        assert (scheduler.running[-1].id == "b") is is_let_in
+        scheduler.abort("b")
+
+
 def test_first_come_first_served() -> None:
     scheduler = Scheduler(limits(max_running=1), frozenset(), use_prefix_cache=False)
     for name in "abc":
@@ -160,9 +192,11 @@ def test_the_latest_arrival_gives_way() -> None:
     late = Request("late", [4, 5, 6], SamplingParams(max_new_tokens=None), 0)
     scheduler.submit(early)
     scheduler.submit(late)
+    scheduler.submit(Request("later", [7, 8, 9], SamplingParams(max_new_tokens=None), 0))  # waits, behind the others
     finished = []
     while scheduler.has_work:
         plan = scheduler.plan()
+        assert "late" not in scheduler.waiting or next(iter(scheduler.waiting)) == "late", "who gave way comes first"
         result = StepResult(
             [next_token(c.request.tokens) for c in plan.chunks if c.is_last],
             [[next_token(r.tokens)] for r in plan.decodes],
@@ -171,7 +205,7 @@ def test_the_latest_arrival_gives_way() -> None:
         )
         finished += [event.request_id for event in scheduler.commit(plan, result) if event.finish_reason]
         scheduler.check_integrity()
-    assert finished == ["early", "late"]
+    assert finished == ["early", "late", "later"]
     assert early.stats.num_preemptions == 0
     assert late.stats.num_preemptions > 0
 
