@@ -174,6 +174,18 @@ def test_who_is_let_in_leaves_a_page_for_everyone_else() -> None:
         scheduler.abort("b")
 
 
+@pytest.mark.parametrize(("longest", "is_planned"), [(2, False), (3, True), (None, True)])
+def test_no_step_runs_ahead_of_one_that_ends_all_replies(longest: int | None, is_planned: bool) -> None:
+    scheduler = Scheduler(limits(), frozenset(), use_prefix_cache=False)
+    for name in "ab":
+        scheduler.submit(Request(name, [1, 2, 3], SamplingParams(max_new_tokens=longest), 0))
+    scheduler.commit(scheduler.plan(), StepResult([1, 1], [], [], []))
+    plan = scheduler.plan()
+    assert bool(scheduler.plan_ahead(plan, max_gained=4)) is is_planned
+    if is_planned:
+        assert all(len(request.pages) * 4 >= 3 + 4 + 6 for request in scheduler.running)
+
+
 def test_first_come_first_served() -> None:
     scheduler = Scheduler(limits(max_running=1), frozenset(), use_prefix_cache=False)
     for name in "abc":

@@ -65,16 +65,18 @@ def test_seeds_and_n(client: openai.OpenAI) -> None:
 
 
 def test_stop_strings(client: openai.OpenAI, server: Server) -> None:
-    """Nobody has given up what they end, though the engine would go on with it."""
+    """Nobody has given up what they end, and the engine does not go on with it."""
     options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 400, "temperature": 1.0, "seed": 1}
     whole = client.chat.completions.create(**options).choices[0].message.content
-    stop, num_aborted = whole[5:7], server.metric("requests_aborted_total")
+    time.sleep(1)  # until numbers are told again
+    stop, num_aborted, num_tokens = whole[5:7], server.metric("requests_aborted_total"), server.metric("generation_tokens_total")
     cut = client.chat.completions.create(**options, stop=stop).choices[0]
     assert cut.message.content == whole[: whole.index(stop)]
     assert cut.finish_reason == "stop"
     client.chat.completions.create(**{**options, "max_tokens": 1})
-    time.sleep(1)  # until numbers are told again
+    time.sleep(1)
     assert server.metric("requests_aborted_total") == num_aborted
+    assert server.metric("generation_tokens_total") < num_tokens + 200
 
 
 def test_logprobs_of_chats(client: openai.OpenAI) -> None:
