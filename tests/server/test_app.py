@@ -75,6 +75,8 @@ def test_stop_strings(client: openai.OpenAI, server: Server) -> None:
     assert cut.finish_reason == "stop"
     client.chat.completions.create(**{**options, "max_tokens": 1})
     time.sleep(1)
+    while server.metric("requests_running"):
+        time.sleep(0.5)
     assert server.metric("requests_aborted_total") == num_aborted
     assert server.metric("generation_tokens_total") < num_tokens + 200
 
