@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from eagle_rt.models.weights import Checkpoint, Rename, open_tensor_file
+from eagle_rt.models.weights import ChangedCheckpoint, Checkpoint, Rename, open_tensor_file
 
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
 LOW_RANK = r"(?P<module>.+?)(\.base_layer)?\.lora_(?P<part>[AB])(\.\w+)?\.weight"
@@ -31,7 +31,7 @@ UNSUPPORTED = (
 )
 
 
-class AdaptedCheckpoint(Checkpoint):
+class AdaptedCheckpoint(ChangedCheckpoint):
     """A target's tensors with what an adapter makes of them. rename: as of the target's.
 
     Raises:
@@ -40,7 +40,8 @@ class AdaptedCheckpoint(Checkpoint):
     """
 
     def __init__(self, tensors: Checkpoint, adapter_dir: Path, rename: Rename) -> None:
-        self._tensors, self._adapter_dir = tensors, adapter_dir
+        super().__init__(tensors)
+        self._adapter_dir = adapter_dir
         self._config = adapter_config(adapter_dir)
         self._factors: dict[str, dict[str, Tensor]] = {}
         self._whole: dict[str, Tensor] = {}
@@ -61,25 +62,8 @@ class AdaptedCheckpoint(Checkpoint):
         if single := [name for name, parts in self._factors.items() if len(parts) < 2]:
             raise ValueError(f"{adapter_dir} holds only one of lora_A and lora_B for {single[0]}: download it again")
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    @property
-    def model_dir(self) -> Path:
-        return self._tensors.model_dir
-
-    @property
-    def device(self) -> str:
-        return self._tensors.device
-
-    def skip(self, name: str) -> None:
-        self._tensors.skip(name)
-
-    def take_raw(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._tensors.take_raw(name, shape)
-
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = self._tensors.take(name, shape)
+        tensor = super().take(name, shape)
         if (own := self._whole.get(name)) is not None:
             self._check(name, own.shape, shape)
             return own.to(tensor)

@@ -3,7 +3,6 @@ in which only the first numbers of a head may be turned, Qwen3-VL's, whose exper
 say by how much weights of norms are more than one; and names of tensors."""
 
 import re
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from eagle_rt.models.experts import expert_name
 from eagle_rt.models.families import GEMMAS, HYBRIDS, IN_TURNS
 from eagle_rt.models.layers import GATES_OF_ATTENTION, OUTPUT_NORMS
 from eagle_rt.models.spec import LatentShape, ModelSpec
-from eagle_rt.models.weights import Checkpoint
+from eagle_rt.models.weights import ChangedCheckpoint, Checkpoint
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 GATES_FIRST = ("Qwen3VLMoeForConditionalGeneration",)
@@ -46,13 +45,14 @@ IN_PAIRS = r"\.(q_proj|q_b_proj|kv_a_proj_with_mqa)\.(weight|bias)$"
 TURNED = r"\.([qk]_(proj|norm)|(query|key)_layernorm)\.(weight|bias)$"
 
 
-class RearrangedCheckpoint(Checkpoint):
+class RearrangedCheckpoint(ChangedCheckpoint):
     """A target's tensors by Llama's names, and the numbers of queries and keys in the order that `Rope` wants: the two of a pair
     half a head apart, those that are not turned behind them in both halves. Gates and ups of experts that lie in one tensor come in
     turns. Norms have the weights that they multiply by."""
 
     def __init__(self, tensors: Checkpoint, spec: ModelSpec) -> None:
-        self._tensors, self._spec = tensors, spec
+        super().__init__(tensors)
+        self._spec = spec
         self._read_last: dict[str, tuple[str, Tensor]] = {}
         shape = spec.shape
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
@@ -62,20 +62,6 @@ class RearrangedCheckpoint(Checkpoint):
         if self._spec.architecture in HYBRIDS and name.endswith(".experts.gate_up_proj"):
             return False  # each expert can be taken by itself
         return name in self._tensors or (fused_name(name) or name) in self._tensors
-
-    @property
-    def model_dir(self) -> Path:
-        return self._tensors.model_dir
-
-    @property
-    def device(self) -> str:
-        return self._tensors.device
-
-    def skip(self, name: str) -> None:
-        self._tensors.skip(name)
-
-    def take_raw(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._tensors.take_raw(name, shape)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if self._spec.shape.gates_attention and name.endswith((".q_proj.weight", GATES_OF_ATTENTION)):

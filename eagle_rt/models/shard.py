@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from eagle_rt.models.spec import ExpertShape, LayerShape, ModelSpec
-from eagle_rt.models.weights import Checkpoint
+from eagle_rt.models.weights import ChangedCheckpoint, Checkpoint
 
 # Along which axis tensors are cut, by what their names end with; all others are whole in every part.
 AXES = (
@@ -72,17 +72,12 @@ def whole(x: Tensor) -> Tensor:
     return x
 
 
-class ShardedCheckpoint(Checkpoint):
+class ShardedCheckpoint(ChangedCheckpoint):
     """One shard of a target's tensors: each is asked for by the shape of its part."""
 
     def __init__(self, tensors: Checkpoint, shard: Shard, num_kv_heads: int) -> None:
-        self._tensors, self._shard, self._num_kv_heads = tensors, shard, num_kv_heads
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def take_raw(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._tensors.take_raw(name, shape)
+        super().__init__(tensors)
+        self._shard, self._num_kv_heads = shard, num_kv_heads
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         shard = self._shard

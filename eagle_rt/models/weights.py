@@ -121,6 +121,33 @@ class Checkpoint:
         return self._open_files[file]
 
 
+class ChangedCheckpoint(Checkpoint):
+    """Another one's tensors, which are changed as they are taken."""
+
+    def __init__(self, tensors: Checkpoint) -> None:
+        self._tensors = tensors
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    @property
+    def model_dir(self) -> Path:
+        return self._tensors.model_dir
+
+    @property
+    def device(self) -> str:
+        return self._tensors.device
+
+    def skip(self, name: str) -> None:
+        self._tensors.skip(name)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._tensors.take(name, shape)
+
+    def take_raw(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._tensors.take_raw(name, shape)
+
+
 class MemoryCheckpoint(Checkpoint):
     """Tensors that are made, not read. Each is let go of when it is taken, and the rest when the reader has finished."""
 
