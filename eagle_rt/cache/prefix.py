@@ -111,7 +111,7 @@ class PrefixCache:
         """Release up to `count` unprotected pages, least recently used first; none if that is less than one."""
         while count > 0 and self._leaves:
             stamp, _, node = heapq.heappop(self._leaves)
-            if not self._is_oldest_use(stamp, node):
+            if not self._still_holds(stamp, node):
                 continue
             siblings = node.parent.children if node.parent else self._root.children
             del siblings[node.key]
@@ -138,7 +138,7 @@ class PrefixCache:
         siblings = node.parent.children if node.parent else self._root.children
         return node.num_users == 0 and not node.children and siblings.get(node.key) is node
 
-    def _is_oldest_use(self, stamp: int, node: CachedPage) -> bool:
+    def _still_holds(self, stamp: int, node: CachedPage) -> bool:
         """Whether what was noted of a leaf still holds."""
         return stamp == node.last_used and self._is_evictable_leaf(node)
 
@@ -147,7 +147,7 @@ class PrefixCache:
             return
         heapq.heappush(self._leaves, (node.last_used, id(node), node))
         if len(self._leaves) > self._most_leaves:
-            self._leaves = [*{own[1]: own for own in self._leaves if self._is_oldest_use(own[0], own[2])}.values()]
+            self._leaves = [*{own[1]: own for own in self._leaves if self._still_holds(own[0], own[2])}.values()]
             heapq.heapify(self._leaves)
             self._most_leaves = 2 * len(self._leaves) + FEW_LEAVES
 

@@ -103,7 +103,7 @@ class EngineCore:
         metrics = self.metrics
         metrics.num_steps += 1
         metrics.num_decode_steps += bool(plan.decodes)
-        metrics.num_prompt_tokens += sum(chunk.stop - chunk.start for chunk in plan.chunks)
+        metrics.num_prompt_tokens += sum(chunk.num_rows for chunk in plan.chunks)
         decoded = zip(result.decoded, result.num_drafted, result.broken, has_left, strict=True)
         for tokens, num_drafted, is_broken, is_gone in decoded:
             if not is_gone:

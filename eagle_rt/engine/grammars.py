@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.engine import grammar_process
 from eagle_rt.engine.params import Grammar
-from eagle_rt.models.tokenizer import HARMONY_MARKS, MARKS, special_marks, special_tokens
+from eagle_rt.models.tokenizer import HARMONY_MARKS, hidden_tokens, special_marks
 from eagle_rt.speculate.grammar_match import GrammarMatch
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ def tokenizer_info(tokenizer: PreTrainedTokenizerBase, vocab_size: int, end_toke
 
     found = TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=end_token_ids)
     harmony = special_marks(tokenizer, HARMONY_MARKS)
-    special = special_tokens(tokenizer) - special_marks(tokenizer, MARKS)
-    special -= harmony if len(harmony) == len(HARMONY_MARKS) else frozenset()
+    special = hidden_tokens(tokenizer) - (harmony if len(harmony) == len(HARMONY_MARKS) else frozenset())
     texts = [b"" if token in special else text for token, text in enumerate(found.decoded_vocab)]
     settings = {"stop_token_ids": end_token_ids, "add_prefix_space": found.add_prefix_space}
     return TokenizerInfo(texts, VocabType.RAW, vocab_size=vocab_size, **settings)

@@ -41,7 +41,7 @@ def logprobs_of_each(requests: Sequence[Request], logits: Tensor, tokens: list[i
 def logprobs_of_prompts(chunks: Sequence[Chunk], hidden: Tensor, logits_of: Callable[[Tensor], Tensor]) -> Logprobs:
     """Of the tokens of their prompts that follow each row of chunks, given the rows' hidden states [T, H]."""
     told: Logprobs = {}
-    for chunk, own in zip(chunks, hidden.split([chunk.stop - chunk.start for chunk in chunks]), strict=True):
+    for chunk, own in zip(chunks, hidden.split([chunk.num_rows for chunk in chunks]), strict=True):
         if chunk.request.wants_prompt_logprobs:
             following = chunk.request.tokens[chunk.start + 1 : chunk.stop + 1]
             told[chunk.request.id] = []

@@ -18,6 +18,10 @@ class Chunk:
     stop: int
 
     @property
+    def num_rows(self) -> int:
+        return self.stop - self.start
+
+    @property
     def is_first(self) -> bool:
         return self.start == self.request.num_matched
 

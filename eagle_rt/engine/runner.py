@@ -193,7 +193,7 @@ class Runner:
             assert output.features is not None
             self._put_aside(chunks, output.features, tokens, stepper)
         elif output.features is not None:
-            starts, counts = [chunk.start for chunk in chunks], [chunk.stop - chunk.start for chunk in chunks]
+            starts, counts = [chunk.start for chunk in chunks], [chunk.num_rows for chunk in chunks]
             stepper.read([chunk.request.id for chunk in chunks], starts, counts, output.features)
         prefilled = self._told(chunks, output.hidden, ending, logits, tokens)
         self.clock.mark("prefill")
@@ -208,7 +208,7 @@ class Runner:
     def _put_aside(self, chunks: tuple[Chunk, ...], features: Tensor, tokens: list[int], stepper: HostStepper) -> None:
         """For the head, features [T, F] of the rows of chunks; tokens: that follow the last ones."""
         next_tokens, drafter, behind = iter(tokens), stepper.drafter, []
-        for chunk, own in zip(chunks, features.split([chunk.stop - chunk.start for chunk in chunks]), strict=True):
+        for chunk, own in zip(chunks, features.split([chunk.num_rows for chunk in chunks]), strict=True):
             request = chunk.request
             next_token = next(next_tokens) if chunk.is_last else request.tokens[chunk.stop]
             if chunk.is_first:
@@ -304,7 +304,7 @@ def shifted_tokens(chunks: tuple[Chunk, ...], tokens: Tensor, chosen: Tensor) ->
     shifted = tokens.roll(-1)
     row, num_ended = 0, 0
     for chunk in chunks:
-        row += chunk.stop - chunk.start
+        row += chunk.num_rows
         if chunk.is_last:
             shifted[row - 1] = chosen[num_ended]
             num_ended += 1

@@ -143,7 +143,7 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Prompts) -> list
 def decode_tokens(tokenizer: PreTrainedTokenizerBase, tokens: list[int], *, keeps_special_tokens: bool = False) -> str:
     """Text, without special tokens unless these are kept, or are marks that a model writes."""
     if not keeps_special_tokens and special_marks(tokenizer, MARKS):
-        hidden = special_tokens(tokenizer) - special_marks(tokenizer, MARKS)
+        hidden = hidden_tokens(tokenizer)
         tokens, keeps_special_tokens = [token for token in tokens if token not in hidden], True
     return cast(str, tokenizer.decode(tokens, skip_special_tokens=not keeps_special_tokens))
 
@@ -153,6 +153,12 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Their ids."""
     added = tokenizer.added_tokens_decoder.items()
     return frozenset((*tokenizer.all_special_ids, *(token for token, entry in added if entry.special)))
+
+
+@lru_cache(maxsize=4)
+def hidden_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The ids of those that are no part of a text: all but MARKS."""
+    return special_tokens(tokenizer) - special_marks(tokenizer, MARKS)
 
 
 @lru_cache(maxsize=8)

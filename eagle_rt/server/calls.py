@@ -45,7 +45,7 @@ class CallFormat:
     opens: the first part of `begin`, by which a call is recognised; closes: the last part of `end`, empty where calls are the whole
     reply. Between them is an object with the name and, under this key, the arguments. inner: the marks within these, where a model
     is known to forget the first one of those. one_of_several: a pattern, where several calls may stand between the same marks.
-    has_short_ids: of nine letters and digits, which its chat template insists on.
+    of_mistral: calls are all of a reply from the first mark on, and have ids of nine letters and digits, which templates insist on.
     """
 
     begin: str
@@ -57,7 +57,7 @@ class CallFormat:
     style: Literal["json", "qwen_xml", "glm_xml", "minimax_xml"] = "json"
     inner: tuple[str, str] | None = None
     one_of_several: str | None = None
-    has_short_ids: bool = False
+    of_mistral: bool = False
 
 
 # Hermes', which Qwen 2.5 and 3 and MiMo have learned, Qwen3-Coder's, Seed-OSS', GLM-4.5's, MiniMax-M2's, Llama 3's, and Mistral's:
@@ -91,7 +91,7 @@ INVOKES = CallFormat(
     "minimax_xml",
     one_of_several=r"\s*(<invoke .*?</invoke>)\s*",
 )
-MARKED = CallFormat("[TOOL_CALLS]", "[ARGS]", "", "[TOOL_CALLS]", "", "arguments", has_short_ids=True)
+MARKED = CallFormat("[TOOL_CALLS]", "[ARGS]", "", "[TOOL_CALLS]", "", "arguments", of_mistral=True)
 LISTED = replace(MARKED, begin='[TOOL_CALLS] [{"name": "', middle='", "arguments": ', end="}]")
 BARE = CallFormat('{"name": "', '", "parameters": ', "}", "{", "", "parameters")
 
@@ -159,7 +159,7 @@ class CallReader:
     def read(self, text: str, *, is_last: bool) -> tuple[str, list[Call]]:
         """The reply goes on with this, and ends if it is the last: the text of it that is no call, and the calls."""
         self._held += text
-        read = self._read_tagged if self._form.closes else self._read_marked if self._form.has_short_ids else self._read_bare
+        read = self._read_tagged if self._form.closes else self._read_marked if self._form.of_mistral else self._read_bare
         content, calls = read(is_last)
         self._has_text |= bool(content.strip())
         self.num_calls += len(calls)
@@ -252,7 +252,7 @@ class CallReader:
         if not isinstance(name, str) or name not in self._functions or not isinstance(arguments, dict):
             return None
         call = Call(name, json.dumps(arguments, ensure_ascii=False))
-        return replace(call, id=uuid.uuid4().hex[:9]) if self._form.has_short_ids else call
+        return replace(call, id=uuid.uuid4().hex[:9]) if self._form.of_mistral else call
 
 
 def decoded(text: str) -> Any:

@@ -1,5 +1,6 @@
 """Errors in OpenAI's format, for everything that can go wrong with a request."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -34,6 +35,17 @@ def parameter_in(message: str) -> str | None:
     return name if rest and name.isidentifier() else None
 
 
+def told_of(problem: Mapping[str, Any]) -> tuple[list[str], str]:
+    """One of pydantic's: where it is, and what the user is told."""
+    place = [str(part) for part in problem["loc"] if part != "body"]
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        message = f"{'.'.join(place)} is not a known parameter"
+    elif place:
+        message = f"{'.'.join(place)}: {message}"
+    return place, message
+
+
 def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> JSONResponse:
@@ -44,12 +56,7 @@ def add_error_handlers(app: FastAPI) -> None:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             return error_response(400, f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json")
-        place = [str(part) for part in first["loc"] if part != "body"]
-        message = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "extra_forbidden":
-            message = f"{'.'.join(place)} is not a known parameter"
-        elif place:
-            message = f"{'.'.join(place)}: {message}"
+        place, message = told_of(first)
         return error_response(400, message, place[0] if place else parameter_in(message))
 
     @app.exception_handler(ValueError)

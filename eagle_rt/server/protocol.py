@@ -56,26 +56,31 @@ class ResponseFormat(Strict):
         return {"type": "object"} if self.type == "json_object" else None
 
 
-class OpenAIRequest(Strict):
-    """What chat and text completions have in common."""
+class AnyRequest(Strict):
+    """What all of OpenAI's forms of a request have in common."""
 
     model: str | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    stop: str | list[str] | None = None
     seed: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[TokenId] | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[Annotated[int, Field(strict=False)], float] | None = None  # names in JSON are texts
     speculative: dict[str, Any] | None = None
+
+
+class OpenAIRequest(AnyRequest):
+    """What chat and text completions have in common."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = None
+    logit_bias: dict[Annotated[int, Field(strict=False)], float] | None = None  # names in JSON are texts
     response_format: ResponseFormat | None = None
     json_schema: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -228,9 +233,9 @@ class ChatRequest(OpenAIRequest):
 
 
 class CompletionRequest(OpenAIRequest):
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
     """echo: the reply is told after its prompt, and log-probabilities of both."""
 
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
     max_tokens: NotNegative | None = 16
     logprobs: NumLogprobs | None = None
     echo: bool | None = None

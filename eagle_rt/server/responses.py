@@ -6,22 +6,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from eagle_rt.engine.params import AtLeastOne
-from eagle_rt.server.protocol import IGNORED, ChatRequest, Function, Strict
+from eagle_rt.server.errors import told_of
+from eagle_rt.server.protocol import IGNORED, AnyRequest, ChatRequest, Function, Strict
 
 # What would have to be stored, or is none of a server of one model.
 WITHOUT_STORE = ("previous_response_id", "conversation", "prompt", "background")
 # What a chat calls the same.
-SAME = ("model", "stream", "temperature", "top_p", "parallel_tool_calls")
-OURS = (
-    "seed",
-    "top_k",
-    "min_p",
-    "frequency_penalty",
-    "presence_penalty",
-    "repetition_penalty",
-    "speculative",
-    "chat_template_kwargs",
-)
+SAME = (*AnyRequest.model_fields, "parallel_tool_calls", "chat_template_kwargs")
 
 
 class Part(BaseModel):
@@ -112,16 +103,12 @@ class ReasoningOptions(Strict):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesRequest(Strict):
+class ResponsesRequest(AnyRequest):
     """Beside OpenAI's parameters those of ours that a chat takes."""
 
-    model: str | None = None
     input: str | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: AtLeastOne | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stream: bool = False
     tools: list[ResponseFunction] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -130,13 +117,6 @@ class ResponsesRequest(Strict):
     truncation: Literal["disabled"] | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None  # of which there is none
     metadata: dict[str, str] | None = None
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    speculative: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="before")
@@ -157,7 +137,7 @@ class ResponsesRequest(Strict):
 
     def as_chat(self) -> ChatRequest:
         """Raises ValueError where a chat could not be asked so."""
-        given = {name: getattr(self, name) for name in (*SAME, *OURS)}
+        given = {name: getattr(self, name) for name in SAME}
         tools, choice = self.tools or [], self.tool_choice
         given |= {
             "messages": messages_of(self),
@@ -173,8 +153,7 @@ class ResponsesRequest(Strict):
         try:
             return ChatRequest.model_validate({name: value for name, value in given.items() if value is not None})
         except ValidationError as error:
-            first = error.errors()[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}") from None
+            raise ValueError(told_of(error.errors()[0])[1]) from None
 
     def described(self) -> dict[str, Any]:
         """What a response repeats of it."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from engines import make_config, make_core, random_prompts, run
-from guessable import write_guessable
 
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import EngineCore
@@ -26,11 +25,6 @@ DOCS = Path(__file__).parents[2] / "docs"
 def class_in_docs() -> str:
     (code,) = re.findall(r"```python\n(class Bigrams.*?)```", (DOCS / "extending.md").read_text(), re.DOTALL)
     return code
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_guessable(tmp_path_factory.mktemp("target"), "llama", loudness=0.05)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from engines import load_target, make_core, random_prompts, run
-from guessable import write_guessable
 from safetensors.torch import save_file
 
 from eagle_rt.engine.core import EngineCore
@@ -21,11 +20,6 @@ PROMPTS = random_prompts(4, seed=4, longest=50)
 SETTINGS = [SamplingParams(temperature=index % 2, seed=index, max_new_tokens=30, ignore_eos=True) for index in range(4)]
 GREEDY = SamplingParams(temperature=0, max_new_tokens=30, ignore_eos=True)
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_guessable(tmp_path_factory.mktemp("target"), "llama", loudness=0.05)
 
 
 @pytest.fixture(scope="module")
