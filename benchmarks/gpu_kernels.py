@@ -173,7 +173,7 @@ def expert_row(device: str, dtype: torch.dtype, num_rows: int, hidden: int, shap
 
     def mix_all(experts: list[Any]) -> None:
         for weights, own in zip(layers, experts, strict=True):
-            mix_experts(x, *routed(weights), own, shape.mixing.gate)
+            mix_experts(x, *routed(weights), own, shape.mixing)
 
     taken = [len(routed(weights)[1].unique()) for weights in layers]
     narrow = [narrow_experts(weights, shape.mixing, "int4") for weights in layers]

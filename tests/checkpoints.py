@@ -20,6 +20,8 @@ from transformers import (
     Glm4MoeLiteConfig,
     GptOssConfig,
     HunYuanDenseV1Config,
+    Llama4Config,
+    Llama4TextConfig,
     LlamaConfig,
     MiniMaxM2Config,
     Ministral3Config,
@@ -157,6 +159,17 @@ GLM4 = {
     "attention_bias": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
 }
+# Every third layer turns nothing; every second one has experts, of which a token takes one beside one that all share.
+LLAMA4 = {
+    "head_dim": 32,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 1,
+    "intermediate_size": 32,
+    "intermediate_size_mlp": 96,
+    "interleave_moe_layer_step": 2,
+    "no_rope_layer_interval": 3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
 QWEN2_EXPERTS = {"num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 QWEN3_VL_EXPERTS = {"head_dim": 32, "num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
 # Three of four layers have memories; two heads of values share one of keys.
@@ -200,6 +213,11 @@ def family_config(name: str, **overrides):
         ),
         "glm4": lambda: Glm4Config(**{**SIZES, **GLM4, **overrides}),
         "ernie4.5": lambda: Ernie4_5Config(**{**SIZES, "head_dim": 32, **overrides}),
+        "llama4": lambda: Llama4TextConfig(**{**SIZES, **LLAMA4, **overrides}),
+        "llama4-vl": lambda: Llama4Config(
+            text_config={**SIZES, **LLAMA4, **overrides},
+            vision_config={**EYES, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "projector_input_dim": 16},
+        ),
         "glm4-moe": lambda: Glm4MoeConfig(**{**SIZES, **GLM4_EXPERTS, **overrides}),
         "glm4-moe-lite": lambda: Glm4MoeLiteConfig(**{**SIZES, **LATENTS, **overrides}),
         "deepseek-v2": lambda: DeepseekV2Config(**{**SIZES, **LATENTS, "q_lora_rank": None, **overrides}),
@@ -245,7 +263,7 @@ def family_config(name: str, **overrides):
 
 
 # Models that see, too.
-SEEING = ("mistral3", "ministral3-vl", "gemma3-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe")
+SEEING = ("mistral3", "ministral3-vl", "gemma3-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "llama4-vl")
 WITH_LATENTS = ("glm4-moe-lite", "deepseek-v2", "deepseek-v3")
 WITH_EXPERTS = (
     "mixtral",
@@ -255,6 +273,7 @@ WITH_EXPERTS = (
     "gpt-oss",
     "glm4-moe",
     "minimax-m2",
+    "llama4",
     *WITH_LATENTS,
     "qwen3.5-moe",
     "qwen3-next",
@@ -262,7 +281,7 @@ WITH_EXPERTS = (
 # Models most of whose layers have memories instead of attention.
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next")
 # Of whose layers there is no one function for a CPU.
-IN_PARTS = (*HYBRIDS, *WITH_LATENTS, "minimax-m2")
+IN_PARTS = (*HYBRIDS, *WITH_LATENTS, "minimax-m2", "llama4")
 # Which several processes can't hold together.
 WHOLE = (*HYBRIDS, "minimax-m2")
 # Weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses between those.

@@ -109,10 +109,10 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
     spec = model_spec(read_config(info.directory))
     dtype = resolve_dtype(config, spec)
     context_length = config.context_length or spec.max_position_embeddings
-    if context_length > spec.max_position_embeddings and spec.rope.scales_queries:
+    if spec.longest_text and context_length > spec.longest_text:
         raise ValueError(
-            f"--context-length is {context_length}, but past {spec.max_position_embeddings} tokens queries of {spec.architecture} "
-            "are scaled by their positions, which is not supported: at most that many are served"
+            f"--context-length is {context_length}, but past {spec.longest_text} tokens {spec.architecture} attends in another way "
+            "(queries are scaled by their positions, or see chunks of a text), which is not supported: at most that many are served"
         )
     if context_length > spec.max_position_embeddings:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")

@@ -1,6 +1,7 @@
 """Feed-forward parts of many experts, of which every token takes a few: which ones, and what they add (Shazeer et al., 2017, as
 Mixtral, Qwen3 and gpt-oss do it: each expert is a SwiGLU, or nearly one; or DeepSeek-AI, 2024, sections 2.1.2 and 2.3.3, as GLM
-and DeepSeek-V3 do: chosen by sigmoids that balance, beside experts that all tokens share)."""
+and DeepSeek-V3 do: chosen by sigmoids that balance, beside experts that all tokens share; or as Llama 4 does, whose experts are
+given the less the less they count)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,7 +24,7 @@ class Mixing(NamedTuple):
     what they count. num_shared: how many all rows take besides, behind those that are chosen; these count one, or where
     gates_shared the sigmoid of a logit behind all others. num_groups: where over 1, experts lie in so many groups of equal size, of
     which those of a row's best top_groups may be taken: by sigmoids those whose two most wanted are wanted most together, otherwise
-    those of the likeliest expert.
+    those of the likeliest expert. weighs_inputs: what an expert counts is multiplied with what it is given, not with what it adds.
     """
 
     top_k: int
@@ -35,6 +36,7 @@ class Mixing(NamedTuple):
     gates_shared: bool = False
     num_groups: int = 1
     top_groups: int = 1
+    weighs_inputs: bool = False
 
     @property
     def num_taken(self) -> int:
@@ -105,8 +107,8 @@ def mix_experts(x: Tensor, weights: ExpertTensors, mixing: Mixing) -> Tensor:
     """[R, H] what the experts of every row of x [R, H] add to it, each by its share."""
     shares, experts = routed(x, weights, mixing)
     if kernel := triton_kernel("mix_experts", x):
-        return kernel(x, shares, experts, weights, mixing.gate)
-    return add_experts(x, shares, experts, weights, mixing.gate)
+        return kernel(x, shares, experts, weights, mixing)
+    return add_experts(x, shares, experts, weights, mixing)
 
 
 def routed(x: Tensor, weights: ExpertTensors, mixing: Mixing) -> tuple[Tensor, Tensor]:
@@ -115,12 +117,13 @@ def routed(x: Tensor, weights: ExpertTensors, mixing: Mixing) -> tuple[Tensor, T
     return route(logits, mixing, weights.choice_bias)
 
 
-def add_experts(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTensors, gate: Gate) -> Tensor:
+def add_experts(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTensors, mixing: Mixing) -> Tensor:
     """The same of rows that have been routed."""
     added = x.new_zeros(*experts.shape, x.shape[1], dtype=torch.float32)
     for expert in experts.unique().tolist():
         rows, places = (experts == expert).nonzero(as_tuple=True)
         biases = [None if bias is None else bias[expert] for bias in (weights.gate_and_up_bias, weights.down_bias)]
-        activations = gated(functional.linear(x[rows], weights.gate_and_up[expert], biases[0]), gate)
+        given = x[rows] * shares[rows, places, None].to(x.dtype) if mixing.weighs_inputs else x[rows]
+        activations = gated(functional.linear(given, weights.gate_and_up[expert], biases[0]), mixing.gate)
         added[rows, places] = functional.linear(activations, weights.down[expert], biases[1]).float()
-    return (shares[..., None] * added).sum(dim=1).to(x.dtype)
+    return (added if mixing.weighs_inputs else shares[..., None] * added).sum(dim=1).to(x.dtype)

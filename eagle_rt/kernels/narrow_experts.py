@@ -78,10 +78,10 @@ class NarrowExperts:
     def __call__(self, x: Tensor) -> Tensor:
         shares, experts = routed(x, self._others, self._mixing)
         if kernel := triton_kernel("mix_experts", x):
-            added = kernel(x, shares, experts, self, self._mixing.gate)
+            added = kernel(x, shares, experts, self, self._mixing)
         else:
             widened = replace(self._others, gate_and_up=self.gate_and_up.unpacked(), down=self.down.unpacked())
-            added = add_experts(x, shares, experts, widened, self._mixing.gate)
+            added = add_experts(x, shares, experts, widened, self._mixing)
         return added + self._added_apart(x) if self._apart else added
 
     def _added_apart(self, x: Tensor) -> Tensor:

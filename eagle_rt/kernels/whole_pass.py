@@ -110,7 +110,7 @@ def layer_stack(layers: Sequence[LayerParts | None], norms: Sequence[RMSNorm | N
     products = [product for layer in parts for product in layer.products]
     if not products or any(product is None or isinstance(product, PackedProduct) for product in products):
         return None
-    if len(parts) < len(layers) or len({layer.feed_forward for layer in parts}) > 1:
+    if len(parts) < len(layers) or len({(layer.feed_forward, layer.head_norms is None) for layer in parts}) > 1:
         return None
     from eagle_rt.kernels.layer_stack import LayerStack  # not everywhere is numba installed
     from eagle_rt.kernels.panel_product import PanelProduct, ProductStack, are_alike

@@ -63,10 +63,17 @@ class Experts(Opaque):
 
 def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: ExpertShape, quantization: Quantization) -> Experts:
     """Each matrix is copied to its place as it is read, so that no more than one of them is in memory twice."""
-    size, mixing = shape.intermediate_size, shape.mixing
     router = checkpoint.take(f"{prefix}.gate.weight", (shape.count, hidden_size))
-    if f"{prefix}.experts.gate_up_proj" in checkpoint:
-        return Experts(side_by_side(checkpoint, prefix, router, shape), mixing, quantization)
+    read = side_by_side if f"{prefix}.experts.gate_up_proj" in checkpoint else one_by_one
+    weights = read(checkpoint, prefix, router, shape)
+    if shape.mixing.by_sigmoid:
+        weights = replace(weights, router=weights.router.float())
+    return Experts(weights, shape.mixing, quantization)
+
+
+def one_by_one(checkpoint: Checkpoint, prefix: str, router: Tensor, shape: ExpertShape) -> ExpertTensors:
+    """As most have them: each expert's three matrices are tensors of their own."""
+    hidden_size, size, mixing = router.shape[1], shape.intermediate_size, shape.mixing
     gate_and_up = router.new_empty(shape.count + mixing.num_shared, 2, size, hidden_size)
     down = router.new_empty(shape.count + mixing.num_shared, hidden_size, size)
     for number in range(shape.count):
@@ -74,25 +81,30 @@ def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: E
         gate_and_up[number, 0] = checkpoint.take(f"{name}.gate_proj.weight", (size, hidden_size))
         gate_and_up[number, 1] = checkpoint.take(f"{name}.up_proj.weight", (size, hidden_size))
         down[number] = checkpoint.take(f"{name}.down_proj.weight", (hidden_size, size))
-    if mixing.num_shared:  # which are stored as one, and may be several: their channels do not know of one another
-        name, all_sizes = f"{prefix}.shared_experts", mixing.num_shared * size
-        for half, part in enumerate(("gate_proj", "up_proj")):
-            own = checkpoint.take(f"{name}.{part}.weight", (all_sizes, hidden_size))
-            gate_and_up[shape.count :, half] = own.unflatten(0, (-1, size))
-        own = checkpoint.take(f"{name}.down_proj.weight", (hidden_size, all_sizes))
-        down[shape.count :] = own.unflatten(1, (-1, size)).transpose(0, 1)
+    fill_shared(checkpoint, prefix, gate_and_up[shape.count :], down[shape.count :])
     if mixing.gates_shared:
         router = torch.cat((router, checkpoint.take(f"{prefix}.shared_expert_gate.weight", (1, hidden_size))))
     choice_bias = None
     if f"{prefix}.{CHOICE_BIAS}" in checkpoint:
         choice_bias = checkpoint.take_raw(f"{prefix}.{CHOICE_BIAS}", (shape.count,)).to(router.device, torch.float32)
-    router = router.float() if mixing.by_sigmoid else router
-    weights = ExpertTensors(router, gate_and_up.flatten(1, 2), down, choice_bias=choice_bias)
-    return Experts(weights, mixing, quantization)
+    return ExpertTensors(router, gate_and_up.flatten(1, 2), down, choice_bias=choice_bias)
+
+
+def fill_shared(checkpoint: Checkpoint, prefix: str, gate_and_up: Tensor, down: Tensor) -> None:
+    """Those that all tokens share, [N, 2, I, H] and [N, H, I], which are stored as one: channels do not know of one another."""
+    count, _, size, hidden_size = gate_and_up.shape
+    if not count:
+        return
+    for half, part in enumerate(("gate_proj", "up_proj")):
+        own = checkpoint.take(f"{prefix}.shared_experts.{part}.weight", (count * size, hidden_size))
+        gate_and_up[:, half] = own.unflatten(0, (-1, size))
+    own = checkpoint.take(f"{prefix}.shared_experts.down_proj.weight", (hidden_size, count * size))
+    down[:] = own.unflatten(1, (-1, size)).transpose(0, 1)
 
 
 def side_by_side(checkpoint: Checkpoint, prefix: str, router: Tensor, shape: ExpertShape) -> ExpertTensors:
-    """As gpt-oss has them: all experts in one tensor, inputs before outputs, gates and ups in turns, and biases if any."""
+    """As gpt-oss and Llama 4 have them: all but shared ones in one tensor, inputs before outputs, gates and ups in turns, and
+    biases if any."""
     (count, hidden_size), size = router.shape, shape.intermediate_size
 
     def taken(name: str, *own_shape: int) -> Tensor:
@@ -100,6 +112,9 @@ def side_by_side(checkpoint: Checkpoint, prefix: str, router: Tensor, shape: Exp
 
     gate_and_up = taken("experts.gate_up_proj", count, hidden_size, 2 * size).unflatten(2, (size, 2)).permute(0, 3, 2, 1)
     down = taken("experts.down_proj", count, size, hidden_size).transpose(1, 2).contiguous()
+    if num_shared := shape.mixing.num_shared:
+        gate_and_up, down = (torch.cat((own, own.new_empty(num_shared, *own.shape[1:]))) for own in (gate_and_up, down))
+        fill_shared(checkpoint, prefix, gate_and_up[count:], down[count:])
     if f"{prefix}.gate.bias" not in checkpoint:
         return ExpertTensors(router, gate_and_up.flatten(1, 2), down)
     gate_and_up_bias = taken("experts.gate_up_proj_bias", count, 2 * size).unflatten(1, (size, 2)).transpose(1, 2)

@@ -28,6 +28,7 @@ FAMILIES = {
     "Ernie4_5ForCausalLM": None,
     "Qwen2MoeForCausalLM": False,
     "BailingMoeV2ForCausalLM": None,
+    "Llama4ForCausalLM": None,
 }
 # Models that see, too: the part of them that reads is served. What that is, and of which type its `text_config` may be (or all of
 # its config.json, in which the first Qwen2.5-VL have it).
@@ -39,8 +40,10 @@ READING_PARTS = {
     "Qwen3VLMoeForConditionalGeneration": ("Qwen3MoeForCausalLM", "qwen3_vl_moe_text"),
     "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", "qwen3_5_text"),
     "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
+    "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", "llama4_text"),
 }
 GEMMAS = "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
+LLAMA4S = "Llama4ForCausalLM", "Llama4ForConditionalGeneration"
 # Of their layers attention is over latents.
 LATENTS = "Glm4MoeLiteForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
 # The layer for multi-token prediction stands behind the others.
@@ -53,7 +56,7 @@ HYBRIDS = (
 # Of their queries all heads are normed together, and so are those of their keys.
 NORMS_ALL_HEADS = ("MiniMaxM2ForCausalLM",)
 # The two numbers of a head that are turned together are stored side by side.
-IN_TURNS = "Glm4ForCausalLM", "Ernie4_5ForCausalLM"
+IN_TURNS = "Glm4ForCausalLM", "Ernie4_5ForCausalLM", *LLAMA4S
 HYBRID = {"partial_rotary_factor": 0.25, "full_attention_interval": 4, "norm_topk_prob": True}
 # What published configs leave out: transformers' defaults.
 LEFT_OUT = {
@@ -80,8 +83,26 @@ LEFT_OUT = {
     "Qwen3_5ForCausalLM": HYBRID,
     "Qwen3_5MoeForCausalLM": HYBRID,
     "MiniMaxM2ForCausalLM": {"rotary_dim": 64},
+    "Llama4ForCausalLM": {
+        "rope_theta": 500000.0,
+        "n_shared_experts": 1,
+        "routed_scaling_factor": 1.0,
+        "max_position_embeddings": 131072,
+        "attention_chunk_size": 8192,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "no_rope_layer_interval": 4,
+    },
 }
 # What their configs call otherwise than others do that have the same.
-RENAMED = {"BailingMoeV2ForCausalLM": {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}}
+RENAMED = {
+    "BailingMoeV2ForCausalLM": {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
+    "Llama4ForCausalLM": {
+        "num_local_experts": "n_routed_experts",
+        "intermediate_size": "moe_intermediate_size",
+        "intermediate_size_mlp": "intermediate_size",
+        "interleave_moe_layer_step": "decoder_sparse_step",
+    },
+}
 # What would make other models of these, were it set.
 UNSUPPORTED = "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"

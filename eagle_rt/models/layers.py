@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from eagle_rt.kernels import dispatch
@@ -60,7 +61,7 @@ class Attention:
             )
             self._all_head_norms = AllHeadNorms(queries, keys)
         else:
-            self.norms = head_norms(checkpoint, prefix, shape)
+            self.norms = head_norms(checkpoint, prefix, shape, turns=window is not None)
         self.gates = None
         if shape.gates_attention:
             name = f"{prefix}{GATES_OF_ATTENTION.removesuffix('.weight')}"
@@ -224,8 +225,11 @@ def norm(checkpoint: Checkpoint, name: str, size: int, eps: float) -> RMSNorm:
     return RMSNorm(checkpoint.take(f"{name}.weight", (size,)), eps)
 
 
-def head_norms(checkpoint: Checkpoint, prefix: str, shape: LayerShape) -> HeadNorms | None:
-    """Their names tell whether they come before turning or after it."""
+def head_norms(checkpoint: Checkpoint, prefix: str, shape: LayerShape, *, turns: bool) -> HeadNorms | None:
+    """Their names tell whether they come before turning or after it. turns: whether there is any, where not all layers do."""
+    if shape.norms_turned and turns:
+        ones = RMSNorm(torch.ones(shape.head_dim, device=checkpoint.device), shape.rms_norm_eps)
+        return HeadNorms(ones, ones, follow_turning=True)
     for (queries, keys), follow_turning in ((("q_norm", "k_norm"), False), (("query_layernorm", "key_layernorm"), True)):
         if f"{prefix}.{queries}.weight" in checkpoint:
             of_queries, of_keys = (

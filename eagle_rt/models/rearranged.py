@@ -1,6 +1,6 @@
 """Checkpoints that lay out a layer in another way than Llama's: as Phi-3's, which hold projections of one input in one tensor, and
-in which only the first numbers of a head may be turned, Qwen3-VL's, whose experts' gates come before all ups, and Gemma's, which
-say by how much weights of norms are more than one; and names of tensors."""
+in which only the first numbers of a head may be turned, Qwen3-VL's and Llama 4's, whose experts' gates come before all ups, and
+Gemma's, which say by how much weights of norms are more than one; and names of tensors."""
 
 import re
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from eagle_rt.models.experts import expert_name
-from eagle_rt.models.families import GEMMAS, HYBRIDS, IN_TURNS
+from eagle_rt.models.families import GEMMAS, HYBRIDS, IN_TURNS, LLAMA4S
 from eagle_rt.models.layers import GATES_OF_ATTENTION, OUTPUT_NORMS
 from eagle_rt.models.spec import LatentShape, ModelSpec
 from eagle_rt.models.weights import ChangedCheckpoint, Checkpoint
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-GATES_FIRST = ("Qwen3VLMoeForConditionalGeneration",)
+GATES_FIRST = "Qwen3VLMoeForConditionalGeneration", *LLAMA4S
 # Gemma and GLM-4 norm what is added, too.
 GEMMA_NORMS = {
     "post_attention_layernorm": OUTPUT_NORMS[0],
@@ -22,6 +22,7 @@ GEMMA_NORMS = {
     "post_feedforward_layernorm": OUTPUT_NORMS[1],
 }
 GLM4_NORMS = {"post_self_attn_layernorm": OUTPUT_NORMS[0], "post_mlp_layernorm": OUTPUT_NORMS[1]}
+LLAMA4_PARTS = {"feed_forward": "mlp", "router": "gate", "shared_expert": "shared_experts"}
 # Parts of stored names that have others here.
 PARTS_OF_NAMES = {
     **dict.fromkeys(GEMMAS, GEMMA_NORMS),
@@ -35,6 +36,7 @@ PARTS_OF_NAMES = {
         "key_layernorm": "k_norm",
         "expert_bias": "e_score_correction_bias",
     },
+    **dict.fromkeys(LLAMA4S, LLAMA4_PARTS),
 }
 # Norms whose weights are what they multiply by, less one; that within a gated delta net is not, and is taken raw.
 LESS_ONE = (*GEMMAS, *HYBRIDS)
@@ -129,7 +131,8 @@ class RearrangedCheckpoint(ChangedCheckpoint):
         return torch.cat((still, turned[:, ::2], turned[:, 1::2]), dim=1).flatten(0, 1)
 
     def _in_order(self, tensor: Tensor) -> Tensor:
-        head_dim, num_turned = self._spec.rope.head_dim, self._spec.rope.rotary_dim
+        rope = self._spec.window_rope or self._spec.rope
+        head_dim, num_turned = rope.head_dim, rope.rotary_dim
         in_turns = self._spec.architecture in IN_TURNS
         if num_turned == head_dim and not in_turns:
             return tensor

@@ -35,7 +35,7 @@ class RopeSpec:
 
     @property
     def scales_queries(self) -> bool:
-        """Whether queries past the trained length are scaled by their positions (Ministral 3), which is not supported."""
+        """Whether queries past the trained length are scaled by their positions (Ministral 3)."""
         return bool(self.parameters.get("llama_4_scaling_beta"))
 
     def takes_long_factors(self, context_length: int) -> bool:
@@ -112,7 +112,7 @@ def llama3_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, flo
     low, high = spec.parameters["low_freq_factor"], spec.parameters["high_freq_factor"]
     trained = spec.parameters["original_max_position_embeddings"]
     wavelengths = 2 * math.pi / frequencies
-    keep = ((trained / wavelengths - low) / (high - low)).clamp(0, 1)
+    keep = ((trained / wavelengths - low) / max(high - low, 1e-6)).clamp(0, 1)  # which are one in Llama 4's
     return frequencies / spec.parameters["factor"] * (1 - keep) + frequencies * keep, scale
 
 

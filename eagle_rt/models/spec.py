@@ -17,6 +17,7 @@ from eagle_rt.models.families import (
     HYBRIDS,
     LATENTS,
     LEFT_OUT,
+    LLAMA4S,
     NORMS_ALL_HEADS,
     READING_PARTS,
     RENAMED,
@@ -52,8 +53,9 @@ class LatentShape:
 @dataclass(frozen=True)
 class LayerShape:
     """The numbers that size one attention and feed-forward block; target layers and head layers share them. gates_attention: what
-    attention gives is multiplied with gates of its input's; norms_all_heads: norms of queries and keys are over all heads. latent:
-    of attention over latents, which are what all heads see: there is one head of keys, of as many numbers as are kept."""
+    attention gives is multiplied with gates of its input's; norms_all_heads: norms of queries and keys are over all heads;
+    norms_turned: where they are turned they are normed, by norms that have no weights. latent: of attention over latents, which
+    are what all heads see: there is one head of keys, of as many numbers as are kept."""
 
     hidden_size: int
     intermediate_size: int
@@ -64,6 +66,7 @@ class LayerShape:
     gate: Gate = SWIGLU
     gates_attention: bool = False
     norms_all_heads: bool = False
+    norms_turned: bool = False
     latent: LatentShape | None = None
 
     @property
@@ -89,8 +92,9 @@ class ModelSpec:
     delta_nets: per layer, what stands in attention's place, or None; dtype: the one the checkpoint was saved in; storage: how its
     weights are stored, if not as they are.
 
-    window_rope: of layers with a window, if they have one of their own. embedding_scale: what embeddings are multiplied by;
-    query_scale: what queries are, besides what attention takes them by.
+    window_rope: of layers with a window, if they have one of their own. longest_text: that is served, where longer ones need what
+    is not supported: queries scaled by their positions, or attention within chunks. embedding_scale: what embeddings are
+    multiplied by; query_scale: what queries are, besides what attention takes them by.
     """
 
     architecture: str
@@ -106,6 +110,7 @@ class ModelSpec:
     delta_nets: tuple[DeltaNetShape | None, ...]
     storage: Storage | None = None
     window_rope: RopeSpec | None = None
+    longest_text: int | None = None
     embedding_scale: float = 1.0
     query_scale: float = 1.0
 
@@ -178,29 +183,40 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
     activation = config.get("hidden_activation") or config.get("hidden_act", "silu")
     if activation not in GATES:
         raise ValueError(f"activation {activation!r} is not supported; supported are {', '.join(GATES)}")
-    norms_all_heads = name in NORMS_ALL_HEADS
-    shape = replace(layer_shape(config), gate=GATES[activation], gates_attention=name in HYBRIDS, norms_all_heads=norms_all_heads)
+    shape = replace(
+        layer_shape(config),
+        gate=GATES[activation],
+        gates_attention=name in HYBRIDS,
+        norms_all_heads=name in NORMS_ALL_HEADS,
+        norms_turned=name in LLAMA4S and config.get("use_qk_norm", True),
+    )
     if rotary_dim := config.get("rotary_dim"):
         config = {"partial_rotary_factor": rotary_dim / shape.head_dim} | config
     rope, window_rope = ropes_from_config(config, config["qk_rope_head_dim"] if name in LATENTS else shape.head_dim)
     if name in LATENTS:
         latent = latent_shape(config, rope)
         shape = replace(shape, num_kv_heads=1, head_dim=latent.rank + latent.rope_dim, latent=latent)
+    windows, longest = layer_windows(config, FAMILIES[family]), rope.trained_length if rope.scales_queries else None
+    if name in LLAMA4S:
+        longest = longest_llama4_text(config)
+        windows = llama4_windows(config, longest)
+        rope, window_rope = replace(rope, kind="default", rotary_dim=0), rope
     return ModelSpec(
         architecture=name,
         shape=shape,
         num_layers=config["num_hidden_layers"],
         vocab_size=config["vocab_size"],
         rope=rope,
-        windows=layer_windows(config, FAMILIES[family]),
+        windows=windows,
         # Where two configs say it they disagree: an output layer that is there is used.
         tie_word_embeddings=config.get("tie_word_embeddings", False) and name not in READING_PARTS,
-        max_position_embeddings=rope.trained_length if rope.scales_queries else config.get("max_position_embeddings", 2048),
+        max_position_embeddings=longest or config.get("max_position_embeddings", 2048),
         dtype=DTYPES.get(config.get("dtype") or config.get("torch_dtype") or "float32", torch.float32),
         experts=layer_experts(config),
         delta_nets=layer_delta_nets(config, name),
         storage=storage_of(config),
         window_rope=window_rope,
+        longest_text=longest,
         embedding_scale=shape.hidden_size**0.5 if name in GEMMAS else 1.0,
         query_scale=(shape.head_dim / config.get("query_pre_attn_scalar", shape.head_dim)) ** 0.5,
     )
@@ -218,14 +234,14 @@ def latent_shape(config: dict[str, Any], rope: RopeSpec) -> LatentShape:
 
 def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
     """Those of Mixtral and gpt-oss, whose sizes are those of other models' one feed-forward part, of Qwen3, where some layers
-    may have none, of GLM, where the first have none and all share some, and of Qwen3-Next and 3.5, where a gate says how much
-    these count.
+    may have none, of GLM, where the first have none and all share some, of Qwen3-Next and 3.5, where a gate says how much these
+    count, and of Llama 4, which may name the layers that have some.
 
     Raises:
         ValueError: more are to be taken than there are, or there are no such groups of them; or the shared ones are of another
             size.
     """
-    num_layers = config["num_hidden_layers"]
+    num_layers, name = config["num_hidden_layers"], architecture_of(config)
     count = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
     if not count:
         return (None,) * num_layers
@@ -236,15 +252,17 @@ def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
     top_k, gate = config["num_experts_per_tok"], SWIGLU
     if not 1 <= top_k <= count:
         raise ValueError(f"num_experts_per_tok is {top_k}, but config.json names {count} experts")
-    if config["architectures"][0] == "GptOssForCausalLM":
+    if name == "GptOssForCausalLM":
         gate = Gate(config.get("swiglu_alpha", 1.702), config.get("swiglu_limit", 7.0), shift=1.0)
     mixing = Mixing(top_k, normalizes, gate)
     if "n_routed_experts" in config:
-        by_sigmoid = config["architectures"][0] != "DeepseekV2ForCausalLM"
+        by_sigmoid = name != "DeepseekV2ForCausalLM"
         scale, num_shared = config["routed_scaling_factor"], config["n_shared_experts"] or 0
         mixing = mixing._replace(by_sigmoid=by_sigmoid, scale=scale, num_shared=num_shared, **expert_groups(config, count))
-    if config["architectures"][0] == "MiniMaxM2ForCausalLM":
+    if name == "MiniMaxM2ForCausalLM":
         mixing = mixing._replace(by_sigmoid=True)
+    if name in LLAMA4S:
+        mixing = mixing._replace(weighs_inputs=True)
     if shared_size := config.get("shared_expert_intermediate_size"):
         if shared_size % size:
             raise ValueError(f"shared_expert_intermediate_size {shared_size} in config.json is no multiple of the experts' {size}")
@@ -252,6 +270,8 @@ def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
     shape = ExpertShape(count, size, mixing)
     if kinds := config.get("mlp_layer_types"):
         return tuple(shape if kind == "sparse" else None for kind in kinds)
+    if with_experts := config.get("moe_layers"):
+        return tuple(shape if layer in with_experts else None for layer in range(num_layers))
     first = config.get("first_k_dense_replace", 0)
     without, every = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
     return tuple(None if layer < first or layer in without or (layer + 1) % every else shape for layer in range(num_layers))
@@ -295,3 +315,17 @@ def layer_windows(config: dict[str, Any], applies_by_default: bool | None) -> tu
         return tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))
     first_windowed = config.get("max_window_layers", 0)
     return tuple(window if layer >= first_windowed else None for layer in range(num_layers))
+
+
+def longest_llama4_text(config: dict[str, Any]) -> int:
+    """That lies in one chunk of those within which most layers see, and whose queries are scaled in none."""
+    scaled_from = config["floor_scale"] if config["attn_temperature_tuning"] else None
+    limits = config["max_position_embeddings"], config["attention_chunk_size"], scaled_from and scaled_from - 1
+    return min(filter(None, limits))
+
+
+def llama4_windows(config: dict[str, Any], longest: int) -> tuple[int | None, ...]:
+    """The layers that turn queries and keys have windows, of all of a text; those without turn nothing."""
+    num_layers, every = config["num_hidden_layers"], config["no_rope_layer_interval"]
+    turns = config.get("no_rope_layers") or [(layer + 1) % every for layer in range(num_layers)]
+    return tuple(longest if own else None for own in turns)

@@ -140,7 +140,16 @@ def multiply_narrow(kind: Kind, parts: int, rows: int, dtype: torch.dtype, *, ou
     widen(weight, dtype)
 
 
-def mix(rows: int, sizes: tuple[int, int], gate: Gate, kind: Kind | None = None, parts: int = 0, *, has_biases: bool) -> None:
+def mix(
+    rows: int,
+    sizes: tuple[int, int],
+    gate: Gate,
+    kind: Kind | None = None,
+    parts: int = 0,
+    *,
+    has_biases: bool,
+    weighs_inputs: bool = False,
+) -> None:
     """Eight experts of which rows take two, of that size of rows and of experts."""
     count, top_k, (hidden_size, size) = 8, 2, sizes
     weights = ExpertTensors(
@@ -150,11 +159,12 @@ def mix(rows: int, sizes: tuple[int, int], gate: Gate, kind: Kind | None = None,
         *((floats(count, n, dtype=BF16).squeeze(1) for n in (1, 2 * size, hidden_size)) if has_biases else ()),
     )
     held: ExpertTensors | NarrowExperts = weights
+    mixing = Mixing(top_k, normalizes=True, gate=gate, weighs_inputs=weighs_inputs)
     if kind:
         gates = NarrowStack(narrow(kind, count * 2 * size, hidden_size, parts), count, 2 * size, in_halves=True, dtype=BF16)
         down = NarrowStack(narrow(kind, count * hidden_size, size, parts), count, hidden_size, in_halves=False, dtype=BF16)
-        held = NarrowExperts(weights, gates, down, Mixing(top_k, normalizes=True, gate=gate))
-    mix_experts(floats(rows, hidden_size, dtype=BF16), floats(rows, top_k), ids(rows, top_k, dtype=torch.int32), held, gate)
+        held = NarrowExperts(weights, gates, down, mixing)
+    mix_experts(floats(rows, hidden_size, dtype=BF16), floats(rows, top_k), ids(rows, top_k, dtype=torch.int32), held, mixing)
 
 
 def draft(top_k: int, width: int, dtype: torch.dtype, *, has_noise: bool) -> None:
@@ -244,6 +254,7 @@ PRODUCTS = [
     lambda: multiply_narrow("int8", 0, 16, BF16, out_size=4096),
     lambda: multiply_narrow("e4m3", 1, 200, BF16, out_size=256),
     lambda: mix(2, (2048, 768), SWIGLU, has_biases=False),
+    lambda: mix(2, (5120, 8192), SWIGLU, has_biases=False, weighs_inputs=True),
     lambda: mix(512, (2880, 2880), OSS_GATE, has_biases=True),
     lambda: mix(2, (2880, 2880), OSS_GATE, "e2m1", 4, has_biases=True),
     lambda: mix(512, (2048, 768), SWIGLU, "int4", 1, has_biases=False),

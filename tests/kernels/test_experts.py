@@ -69,27 +69,39 @@ def taken(seed: int, num_rows: int, count: int, top_k: int) -> tuple[Tensor, Ten
     return torch.rand(num_rows, top_k, generator=generator).to(DEVICE), experts.to(DEVICE, torch.int32)
 
 
-def by_rows(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTensors, gate: Gate) -> Tensor:
+def by_rows(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTensors, mixing: Mixing) -> Tensor:
     """The obvious way, in float64."""
+    gate = mixing.gate
     x, shares, gate_and_up, down = (values.double() for values in (x, shares, weights.gate_and_up, weights.down))
     output = torch.zeros_like(x)
     for row in range(len(x)):
         for share, expert in zip(shares[row], experts[row].tolist(), strict=True):
-            halves = gate_and_up[expert] @ x[row]
+            of_input, of_output = (share, 1) if mixing.weighs_inputs else (1, share)
+            halves = gate_and_up[expert] @ (of_input * x[row])
             halves += 0 if weights.gate_and_up_bias is None else weights.gate_and_up_bias[expert]
             gates, ups = halves.chunk(2)
             gates, ups = gates.minimum(torch.tensor(gate.limit)), ups.clamp(-gate.limit, gate.limit)
             added = down[expert] @ (gates * torch.sigmoid(gate.alpha * gates) * (ups + gate.shift))
-            output[row] += share * (added if weights.down_bias is None else added + weights.down_bias[expert])
+            output[row] += of_output * (added if weights.down_bias is None else added + weights.down_bias[expert])
     return output
 
 
 @settings(max_examples=25, deadline=None)
-@given(num_rows=st.integers(1, 9), counts=COUNTS, gate=GATES, has_biases=st.booleans(), seed=SEEDS)
-def test_the_twin_is_a_loop_over_rows(num_rows: int, counts: tuple[int, int], gate: Gate, has_biases: bool, seed: int) -> None:
+@given(
+    num_rows=st.integers(1, 9),
+    counts=COUNTS,
+    gate=GATES,
+    has_biases=st.booleans(),
+    weighs_inputs=st.booleans(),
+    seed=SEEDS,
+)
+def test_the_twin_is_a_loop_over_rows(
+    num_rows: int, counts: tuple[int, int], gate: Gate, has_biases: bool, weighs_inputs: bool, seed: int
+) -> None:
+    mixing = Mixing(counts[1], True, gate, weighs_inputs=weighs_inputs)
     weights = made_weights(seed, counts[0], 16, 48, torch.float32, has_biases=has_biases)
     x, choice = made(seed, num_rows, 48, dtype=torch.float32) * 7, taken(seed, num_rows, *counts)
-    found, expected = (add(x, *choice, weights, gate).double() for add in (twin.add_experts, by_rows))
+    found, expected = (add(x, *choice, weights, mixing).double() for add in (twin.add_experts, by_rows))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -235,6 +247,7 @@ def test_sigmoids_that_are_all_nothing_count_nothing() -> None:
     dtype=st.sampled_from(list(TOLERANCE)),
     gate=GATES,
     has_biases=st.booleans(),
+    weighs_inputs=st.booleans(),
     seed=SEEDS,
 )
 def test_mix_experts(
@@ -244,12 +257,14 @@ def test_mix_experts(
     dtype: torch.dtype,
     gate: Gate,
     has_biases: bool,
+    weighs_inputs: bool,
     seed: int,
 ) -> None:
     weights = made_weights(seed, counts[0], *sizes, dtype, has_biases=has_biases)
+    mixing = Mixing(counts[1], True, gate, weighs_inputs=weighs_inputs)
     x, choice = made(seed, num_rows, sizes[1], dtype=dtype) * sizes[1] ** 0.5, taken(seed, num_rows, *counts)
-    expected = twin.add_experts(x, *choice, weights, gate).double()
-    errors = mix_experts(x, *choice, weights, gate).double() - expected
+    expected = twin.add_experts(x, *choice, weights, mixing).double()
+    errors = mix_experts(x, *choice, weights, mixing).double() - expected
     assert errors.abs().max() < TOLERANCE[dtype] * expected.abs().max()
 
 
@@ -267,17 +282,18 @@ def test_mix_experts_of_few_bits(
     num_rows: int, counts: tuple[int, int], sizes: tuple[int, int], quantization: str, gate: Gate, has_biases: bool, seed: int
 ) -> None:
     weights = made_weights(seed, counts[0], *sizes, torch.bfloat16, has_biases=has_biases)
-    own = narrow_experts(weights, Mixing(counts[1], True, gate), quantization)
+    mixing = Mixing(counts[1], True, gate)
+    own = narrow_experts(weights, mixing, quantization)
     assert own
     rounded = replace(weights, gate_and_up=own.gate_and_up.unpacked(), down=own.down.unpacked())
     for found, given_weights in ((rounded.gate_and_up, weights.gate_and_up), (rounded.down, weights.down)):
         torch.testing.assert_close(found, given_weights, rtol=0, atol=float(given_weights.abs().max()) / 6)
     x = made(seed, num_rows, sizes[1], dtype=torch.bfloat16) * sizes[1] ** 0.5
     choice = taken(seed, num_rows, *counts)
-    expected = twin.add_experts(x, *choice, rounded, gate).double()
-    errors = mix_experts(x, *choice, own, gate).double() - expected
+    expected = twin.add_experts(x, *choice, rounded, mixing).double()
+    errors = mix_experts(x, *choice, own, mixing).double() - expected
     assert errors.abs().max() < TOLERANCE[torch.bfloat16] * expected.abs().max()
-    torch.testing.assert_close(own(x), twin.mix_experts(x, rounded, Mixing(counts[1], True, gate)))
+    torch.testing.assert_close(own(x), twin.mix_experts(x, rounded, mixing))
 
 
 @pytest.mark.parametrize("has_gate", [False, True])
@@ -312,7 +328,7 @@ def test_shared_experts_that_are_stored_in_more_bits(how: str, has_gate: bool, m
 def test_more_pairs_than_are_grouped_at_a_time() -> None:
     weights, x = made_weights(3, 12, 16, 48, torch.float32), made(3, 2 * GROUP_BLOCK // 5, 48, dtype=torch.float32)
     choice = taken(3, len(x), 12, 5)
-    found, expected = (add(x, *choice, weights, SWIGLU) for add in (mix_experts, twin.add_experts))
+    found, expected = (add(x, *choice, weights, Mixing(5, True)) for add in (mix_experts, twin.add_experts))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -320,10 +336,11 @@ def test_more_pairs_than_are_grouped_at_a_time() -> None:
 def test_rows_do_not_matter_to_each_other(gate: Gate) -> None:
     weights, x = made_weights(5, 12, 32, 64, torch.bfloat16), made(5, 20, 64, dtype=torch.bfloat16) * 8
     shares, experts = taken(5, 20, 12, 3)
-    mixed = mix_experts(x, shares, experts, weights, gate)
+    mixing = Mixing(3, True, gate)
+    mixed = mix_experts(x, shares, experts, weights, mixing)
     x[3] = torch.nan
     others = torch.arange(20, device=DEVICE) != 3
-    again = mix_experts(x, shares, experts, weights, gate)
+    again = mix_experts(x, shares, experts, weights, mixing)
     assert again[3].isnan().all()
     assert torch.equal(again[others], mixed[others])
 
@@ -347,6 +364,7 @@ def test_sizes_that_no_matrix_unit_takes_are_refused() -> None:
         (12, BALANCED, False),
         (9, Mixing(4, False, by_sigmoid=True, num_shared=2), False),
         (12, Mixing(4, True, num_shared=2, gates_shared=True), False),
+        (9, Mixing(2, False, by_sigmoid=True, num_shared=1, weighs_inputs=True), False),
     ],
 )
 def test_ours_for_cpus(count: int, mixing: Mixing, has_biases: bool, quantization: Quantization, dtype: torch.dtype) -> None:

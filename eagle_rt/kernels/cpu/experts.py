@@ -37,6 +37,7 @@ class ExpertWeights(NamedTuple):
     gates_shared: bool
     num_groups: int
     top_groups: int
+    weighs_inputs: bool
 
 
 def expert_weights(
@@ -72,6 +73,9 @@ def mix_rows(x: np.ndarray, weights: ExpertWeights, outputs: np.ndarray) -> None
     ends, places = grouped(experts, num_experts)
     inputs = np.empty((num_rows * num_taken, x.shape[1]), dtype=x.dtype)
     copy_rows(x, places, inputs)
+    if weights.weighs_inputs:
+        weigh_rows(shares, places, inputs)
+        shares[:] = ONE
     halves = np.empty((len(inputs), weights.gate_and_up.bias.shape[1]), dtype=x.dtype)
     for expert in range(num_experts):
         first, last = ends[expert], ends[expert + 1]
@@ -184,6 +188,16 @@ def copy_rows(x: np.ndarray, places: np.ndarray, copies: np.ndarray) -> None:
         for place in places[r]:
             for h in range(x.shape[1]):
                 copies[place, h] = x[r, h]
+
+
+@njit(cache=True, parallel=True)
+def weigh_rows(shares: np.ndarray, places: np.ndarray, copies: np.ndarray) -> None:
+    """Multiplies copies [R * K, H] at the places [R, K] of each row with its shares [R, K]."""
+    for r in prange(len(places)):
+        for k in range(places.shape[1]):
+            place, share = places[r, k], shares[r, k]
+            for h in range(copies.shape[1]):
+                copies[place, h] = stored_as(share * number_of(copies[place, h]), copies)
 
 
 @njit(cache=True, parallel=True)

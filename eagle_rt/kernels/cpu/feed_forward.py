@@ -67,5 +67,6 @@ def _compiled_feed_forward_at(weights, layer):  # numba wants the parameters of 
             weights.gates_shared,
             weights.num_groups,
             weights.top_groups,
+            weights.weighs_inputs,
         )
     return lambda weights, layer: GateWeights(weights_at(weights.gate_and_up, layer), weights_at(weights.down, layer), weights.gate)

@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eagle_rt.kernels.experts import ExpertTensors
-from eagle_rt.kernels.gate import Gate
+from eagle_rt.kernels.experts import ExpertTensors, Mixing
 from eagle_rt.kernels.narrow import TILE, num_steps
 from eagle_rt.kernels.narrow_experts import NarrowExperts, NarrowStack
 from eagle_rt.kernels.triton.common import IS_INTERPRETED, padded, rounded
@@ -94,6 +93,7 @@ def _gate(
     offsets,
     scales,
     bias,  # [experts, 2 * size], read if HAS_BIAS
+    shares,  # [num_rows, TOP_K], read if WEIGHS_INPUTS
     output,  # [num_rows * TOP_K, size]
     experts,  # [num_rows, TOP_K]
     groups,
@@ -103,6 +103,7 @@ def _gate(
     size,
     num_blocks,
     TOP_K: tl.constexpr,
+    WEIGHS_INPUTS: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
     SHIFT: tl.constexpr,
@@ -129,6 +130,8 @@ def _gate(
             x, weight, ratios, offsets, scales, expert, outs, 2 * size, num_blocks,
             pairs // TOP_K, is_row, in_size, KIND, STEPS, PARTS, BLOCK_IN, IN_FLOAT32,
         )  # fmt: skip
+        if WEIGHS_INPUTS:  # which comes to the same
+            sums *= tl.load(shares + pairs, mask=is_row, other=0.0)[None, :]
         if HAS_BIAS:
             sums += tl.load(bias + expert * 2 * size + outs).to(tl.float32)[:, None]
         gate, up = halves_of(sums, dtype)
@@ -182,14 +185,17 @@ def _down(
 
 
 @triton.jit
-def _add_shares(added, shares, output, SIZE: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
-    """Fills output [R, SIZE] with the sums of added [R, TOP_K, SIZE] by their shares [R, TOP_K]."""
+def _add_shares(added, shares, output, SIZE: tl.constexpr, TOP_K: tl.constexpr, WEIGHS_INPUTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Fills output [R, SIZE] with the sums of added [R, TOP_K, SIZE], by their shares [R, TOP_K] unless inputs were weighed."""
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = columns < SIZE
     total = tl.zeros([BLOCK], tl.float32)
     for pair in tl.static_range(TOP_K):
         own = tl.load(added + (row * TOP_K + pair) * SIZE + columns, mask=is_column, other=0.0).to(tl.float32)
-        total += tl.load(shares + row * TOP_K + pair) * own
+        if WEIGHS_INPUTS:
+            total += own
+        else:
+            total += tl.load(shares + row * TOP_K + pair) * own
     tl.store(output + row * SIZE + columns, rounded(total, output.dtype.element_ty), mask=is_column)
 
 
@@ -221,8 +227,8 @@ def num_warps(block_out: int, block_rows: int) -> int:
     return 8 if block_out * block_rows > BLOCK_OUT * MOST_BLOCK_ROWS else 4
 
 
-def mix_experts(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTensors | NarrowExperts, gate: Gate) -> Tensor:
-    """[R, H] from x [R, H], shares and experts [R, top_k] of `route`."""
+def mix_experts(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTensors | NarrowExperts, mixing: Mixing) -> Tensor:
+    """[R, H] from x [R, H], shares and experts [R, num_taken] of `route`."""
     (num_rows, hidden_size), top_k, count, size = x.shape, experts.shape[1], weights.count, weights.size
     num_pairs = num_rows * top_k
     groups, counts = experts.new_empty(count, num_rows), experts.new_empty(count)
@@ -243,13 +249,15 @@ def mix_experts(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTenso
         x.contiguous(),
         *tensors,
         shares if weights.gate_and_up_bias is None else weights.gate_and_up_bias,
+        shares,
         activations,
         *grouping,
         hidden_size,
         size,
         num_blocks,
         TOP_K=top_k,
-        **constants_of(gate),
+        WEIGHS_INPUTS=mixing.weighs_inputs,
+        **constants_of(mixing.gate),
         **reading,
         **tiling,
         num_warps=num_warps(reading["BLOCK_OUT"], block_rows),
@@ -270,5 +278,7 @@ def mix_experts(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTenso
     )
     output = torch.empty_like(x)
     block = min(SUM_BLOCK, padded(hidden_size))
-    _add_shares[(num_rows, triton.cdiv(hidden_size, block))](added, shares, output, SIZE=hidden_size, TOP_K=top_k, BLOCK=block)
+    _add_shares[(num_rows, triton.cdiv(hidden_size, block))](
+        added, shares, output, SIZE=hidden_size, TOP_K=top_k, WEIGHS_INPUTS=mixing.weighs_inputs, BLOCK=block
+    )
     return output
