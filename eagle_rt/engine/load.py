@@ -108,14 +108,18 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
     notes = []
     spec = model_spec(read_config(info.directory))
     dtype = resolve_dtype(config, spec)
-    context_length = config.context_length or spec.max_position_embeddings
+    context_length = config.context_length or spec.usual_length
     if spec.longest_text and context_length > spec.longest_text:
         raise ValueError(
-            f"--context-length is {context_length}, but past {spec.longest_text} tokens {spec.architecture} attends in another way "
-            "(queries are scaled by their positions, or see chunks of a text), which is not supported: at most that many are served"
+            f"--context-length is {context_length}, but past {spec.longest_text} tokens {spec.architecture} attends within chunks "
+            "of a text, which is not supported: at most that many are served"
         )
     if context_length > spec.max_position_embeddings:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")
+    if spec.usual_length < min(context_length, spec.max_position_embeddings):
+        notes.append(
+            f"past {spec.usual_length} tokens queries are scaled by their positions, which takes a step of its own in each layer"
+        )
     if info.tokenizer.chat_template is None:
         notes.append(
             "the tokenizer has no chat template (--chat-template brings one): dialogues are refused, and measurements ask in "

@@ -86,6 +86,8 @@ class Attention:
 
     def __call__(self, x: Tensor, layer: int, context: PassContext) -> Tensor:
         queries, keys_and_values = self._turn(x, layer, context)
+        if context.query_scales is not None:
+            queries = queries * context.query_scales
         attended = context.attend(layer, queries, keys_and_values, self.window, self.sinks).flatten(1)
         return self.output(attended * self.gates(x).sigmoid() if self.gates else attended)
 

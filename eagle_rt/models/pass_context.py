@@ -22,7 +22,8 @@ class PassContext:
 
     cache: the pool, and the slots [T] of this pass, where one kernel turns queries and keys and writes to the cache; the layers
     then have no keys and values to hand to `attend`. whole: what functions for whole layers need, where there are such.
-    recurrence: what layers with memories call, where there are such.
+    recurrence: what layers with memories call, where there are such. query_scales: see `Rope.query_scales`; where there are some no
+    whole layers are one function.
     """
 
     angles: ByWindow[Angles]
@@ -30,17 +31,18 @@ class PassContext:
     cache: tuple[KVPool, Tensor] | None = None
     whole: WholePass | None = None
     recurrence: CachedRecurrence | None = None
+    query_scales: Tensor | None = None
 
 
 def pass_context(rope: Rope, positions: Tensor, attend: Attend, window_rope: Rope | None = None) -> PassContext:
     """window_rope: of layers with a window, if they have one of their own."""
-    own = rope.cos_sin(positions)
+    own, query_scales = rope.cos_sin(positions), rope.query_scales(positions)
     angles = ByWindow(own, window_rope.cos_sin(positions) if window_rope else own)
     if not isinstance(attend, CachedAttention):
-        return PassContext(angles, attend)
-    context = PassContext(angles, attend, recurrence=attend.recurrence)
+        return PassContext(angles, attend, query_scales=query_scales)
+    context = PassContext(angles, attend, recurrence=attend.recurrence, query_scales=query_scales)
     if not (dispatch.prefers_triton(positions) or dispatch.prefers_compiled(positions, own[0].dtype)):
         return context
     pool, slots = attend.cache
-    whole = whole_pass(angles, pool.storage, slots, attend.whole_layers)
+    whole = None if query_scales is not None else whole_pass(angles, pool.storage, slots, attend.whole_layers)
     return replace(context, cache=attend.cache, whole=whole)

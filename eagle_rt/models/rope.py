@@ -34,9 +34,9 @@ class RopeSpec:
         return self.parameters.get("original_max_position_embeddings") or self.max_position_embeddings
 
     @property
-    def scales_queries(self) -> bool:
-        """Whether queries past the trained length are scaled by their positions (Ministral 3)."""
-        return bool(self.parameters.get("llama_4_scaling_beta"))
+    def query_growth(self) -> float:
+        """How fast queries past the trained length grow, see `Rope.query_scales`."""
+        return self.parameters.get("llama_4_scaling_beta") or 0.0
 
     def takes_long_factors(self, context_length: int) -> bool:
         """Where `longrope` has two sets."""
@@ -196,6 +196,8 @@ class Rope:
         self._frequencies = torch.cat((-frequencies, frequencies)).to(device)
         self._scales = scales.repeat(2).to(device)
         self._dtype = dtype
+        self._growth, self._trained_length = spec.query_growth, spec.trained_length
+        self._scales_queries = bool(self._growth) and context_length > spec.trained_length
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and signed sin [T, 1, head_dim] for `kernels.rotary.rotate`."""
@@ -203,3 +205,11 @@ class Rope:
             return kernel(positions, self._frequencies, self._scales, self._dtype)
         angles = positions[:, None, None] * self._frequencies
         return (angles.cos() * self._scales).to(self._dtype), (angles.sin() * self._scales).to(self._dtype)
+
+    def query_scales(self, positions: Tensor) -> Tensor | None:
+        """[T, 1, 1] what queries are multiplied by, so that attention stays as sharp over more tokens than were trained with
+        (Nakanishi, 2025, as Ministral 3 does it: in steps of the trained length); None where none are that far."""
+        if not self._scales_queries:
+            return None
+        steps = positions // self._trained_length
+        return (1 + self._growth * (1 + steps).log())[:, None, None].to(self._dtype)

@@ -93,7 +93,7 @@ class ModelSpec:
     weights are stored, if not as they are.
 
     window_rope: of layers with a window, if they have one of their own. longest_text: that is served, where longer ones need what
-    is not supported: queries scaled by their positions, or attention within chunks. embedding_scale: what embeddings are
+    is not supported: attention within chunks. embedding_scale: what embeddings are
     multiplied by; query_scale: what queries are, besides what attention takes them by.
     """
 
@@ -113,6 +113,11 @@ class ModelSpec:
     longest_text: int | None = None
     embedding_scale: float = 1.0
     query_scale: float = 1.0
+
+    @property
+    def usual_length(self) -> int:
+        """Of the longest text that is served unless others are asked for: those need queries that are scaled."""
+        return self.rope.trained_length if self.rope.query_growth else self.max_position_embeddings
 
     @property
     def delta_net(self) -> DeltaNetShape | None:
@@ -196,7 +201,7 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
     if name in LATENTS:
         latent = latent_shape(config, rope)
         shape = replace(shape, num_kv_heads=1, head_dim=latent.rank + latent.rope_dim, latent=latent)
-    windows, longest = layer_windows(config, FAMILIES[family]), rope.trained_length if rope.scales_queries else None
+    windows, longest = layer_windows(config, FAMILIES[family]), None
     if name in LLAMA4S:
         longest = longest_llama4_text(config)
         windows = llama4_windows(config, longest)

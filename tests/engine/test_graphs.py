@@ -6,6 +6,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import checkpoints
 import pytest
 import torch
 from captured import SETTINGS, make_captured
@@ -26,6 +27,18 @@ def test_a_captured_step_writes_the_same_texts(target_dir: Path, head_dir: Path,
     # Three requests run in the graph for four, then two and one of them in the graph for two.
     assert run(core, prompts, SETTINGS) == expected
     assert "step" in core.runner.clock.seconds
+
+
+def test_queries_that_are_scaled_by_their_positions(tmp_path: Path, head_dir: Path) -> None:
+    """Those of every draft by its own."""
+    soon = {**checkpoints.MINISTRAL, "original_max_position_embeddings": 8}
+    target_dir = checkpoints.write_target(tmp_path, "ministral3", rope_parameters=soon)
+    prompts = random_prompts(3, seed=4, longest=20)
+    expected = run(make_core(target_dir, context_length=64), prompts, SETTINGS)
+    assert run(make_captured(target_dir, head_dir, (3, 2, 6), (2, 4)), prompts, SETTINGS) == expected
+    in_half = {"context_length": 64, "dtype": "bfloat16"}
+    plain, drafted = (run(make_core(target_dir, *own, **in_half), prompts, SETTINGS) for own in ((), (head_dir, (3, 2, 6))))
+    assert plain == drafted
 
 
 def test_a_batch_larger_than_all_graphs_runs_eagerly(target_dir: Path, head_dir: Path) -> None:

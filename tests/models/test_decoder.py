@@ -75,12 +75,18 @@ def test_shared_experts_that_are_several(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ministral3", "ministral3-vl"])
-def test_queries_are_not_scaled_past_the_trained_length(tmp_path: Path, name: str) -> None:
+def test_queries_are_scaled_past_the_trained_length(tmp_path: Path, name: str) -> None:
+    """Which is as much as is served unless more is asked for."""
     checkpoints.write_target(tmp_path, name, max_position_embeddings=4096)
     config = EngineConfig(model_path=str(tmp_path), device="cpu")
-    assert load_models(config, model_info(config)).context_length == 256
-    with pytest.raises(ValueError, match=r"--context-length is 257, but past 256 tokens .* attends in another way"):
-        load_models(replace(config, context_length=257), model_info(config))
+    usual, longer = (load_models(replace(config, context_length=length), model_info(config)) for length in (None, 4096))
+    assert (usual.context_length, longer.context_length) == (256, 4096)
+    assert [any("past 256 tokens queries are scaled" in note for note in own.notes) for own in (usual, longer)] == [False, True]
+    tokens = 9 * TOKENS
+    assert_equals_transformers(tmp_path, 4096, tokens)
+    unscaled = text_logits(usual.target, tokens)
+    assert torch.equal(unscaled[:256], text_logits(longer.target, tokens[:256]))
+    assert not torch.allclose(unscaled[256:], text_logits(longer.target, tokens)[256:], atol=1e-2)
 
 
 def test_minimax_as_published_configs_say(tmp_path: Path) -> None:
