@@ -9,7 +9,7 @@ from eagle_rt.cache.pool import RowShape
 from eagle_rt.kernels.experts import Mixing
 from eagle_rt.kernels.skinny import tile_for
 from eagle_rt.kernels.triton.tree_attention import Tiling
-from eagle_rt.models.spec import ExpertShape
+from eagle_rt.models.layer_kinds import ExpertShape
 
 # Sequences, rows of each, nodes.
 CUT_SHAPES = [(1, 512, 1), (1, 512, 32), (1, 8192, 1), (1, 8192, 32), (16, 1024, 32), (16, 8192, 32)]

@@ -33,7 +33,7 @@ from eagle_rt.kernels.triton.skinny_product import skinny_product
 from eagle_rt.kernels.triton.top_children import top_children
 from eagle_rt.kernels.triton.tree_attention import Tiling, tree_attention
 from eagle_rt.kernels.triton.turned_product import turned_product
-from eagle_rt.models.spec import ExpertShape
+from eagle_rt.models.layer_kinds import ExpertShape
 
 # Of the cache, by timed layers together: several times what a GPU's own cache holds.
 LEAST_READ = 2**28

@@ -11,7 +11,7 @@ from eagle_rt.kernels.narrow_experts import NarrowStack
 from eagle_rt.kernels.opaque import Opaque
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 from eagle_rt.kernels.products import Quantization, experts_with
-from eagle_rt.models.spec import ExpertShape
+from eagle_rt.models.layer_kinds import ExpertShape
 from eagle_rt.models.weights import Checkpoint
 
 if TYPE_CHECKING:  # not everywhere is numba installed

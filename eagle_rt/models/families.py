@@ -1,5 +1,7 @@
 """The architectures that are served, by the names that config.json has for them, and what each takes for granted."""
 
+from typing import Any
+
 # Architectures, and whether the config's `sliding_window` applies where `use_sliding_window` is not set (None: it never does).
 # Everything else in which they differ (biases, norms on queries and keys) is read off the tensors in the file.
 FAMILIES = {
@@ -104,5 +106,15 @@ RENAMED = {
         "interleave_moe_layer_step": "decoder_sparse_step",
     },
 }
+# How their experts are mixed otherwise than others' whose configs say the same: fields of `kernels.experts.Mixing`.
+MIXINGS = {
+    "DeepseekV2ForCausalLM": {"by_sigmoid": False},
+    "MiniMaxM2ForCausalLM": {"by_sigmoid": True},
+    **{name: {"weighs_inputs": True} for name in LLAMA4S},
+}
 # What would make other models of these, were it set.
 UNSUPPORTED = "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"
+
+
+def architecture_of(config: dict[str, Any]) -> str:
+    return (config.get("architectures") or ["(none)"])[0]

@@ -19,10 +19,11 @@ from eagle_rt.kernels.whole_pass import LayerParts
 from eagle_rt.models.delta_net import DeltaNet
 from eagle_rt.models.experts import load_experts
 from eagle_rt.models.latent_attention import LatentAttention
+from eagle_rt.models.layer_kinds import ExpertShape
 from eagle_rt.models.linear import linear, merged_linear
 from eagle_rt.models.pass_context import PassContext
 from eagle_rt.models.shard import Total, whole
-from eagle_rt.models.spec import ExpertShape, LayerShape
+from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
 
 if TYPE_CHECKING:  # not everywhere is numba installed

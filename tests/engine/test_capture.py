@@ -14,7 +14,8 @@ from eagle_rt.engine.graphs import StepGraphs, default_batch_sizes
 from eagle_rt.engine.load import model_info, require_room
 from eagle_rt.kernels.delta_net import DeltaNetShape
 from eagle_rt.kernels.experts import Mixing
-from eagle_rt.models.spec import ExpertShape, model_spec, read_config
+from eagle_rt.models.layer_kinds import ExpertShape
+from eagle_rt.models.spec import model_spec, read_config
 from eagle_rt.tree_shape import TreeShape
 
 
