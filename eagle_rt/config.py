@@ -288,6 +288,11 @@ class EngineConfig:
         return name if name.endswith(".json") or ":" in name else None
 
     @property
+    def draws_tree(self) -> bool:
+        """The tree is drawn in a file, the same in every step."""
+        return (self.tree_rule or "").endswith(".json")
+
+    @property
     def sizes_trees(self) -> bool:
         """Whether trees are adaptive; the device has been decided. Made-up acceptance says nothing about what pays."""
         if not self.speculative_algorithm or self.has_own_drafter or self.speculative_simulate_accept_length is not None:
@@ -305,7 +310,8 @@ class EngineConfig:
     def captures_steps(self) -> bool:
         """Whether decode steps are CUDA graphs: only our own kernels take all that they need from the device, which those ask for.
         Device and attention have been decided."""
-        is_alone, asks_user = self.tensor_parallel_size == 1, self.has_own_drafter or bool(self.has_head and self.tree_rule)
+        has_own_rule = bool(self.has_head and self.tree_rule and not self.draws_tree)
+        is_alone, asks_user = self.tensor_parallel_size == 1, self.has_own_drafter or has_own_rule
         has_kernels = self.device == "cuda" and self.attention_backend == "triton"
         return has_kernels and is_alone and not asks_user and not self.disable_cuda_graph
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from eagle_rt.config import DTYPE_NAMES, EngineConfig, flag_name, require
-from eagle_rt.tree.paths import read_paths, shape_of
+from eagle_rt.tree.paths import read_paths, shape_of, within
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape, num_tree_nodes
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
@@ -34,7 +34,7 @@ def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str
         return NO_SPECULATION, []
 
     rule = config.tree_rule
-    if rule and rule.endswith(".json"):
+    if rule and config.draws_tree:
         return static_tree(rule, given), []
     defaults = DEFAULT_BOUNDS if config.sizes_trees or rule else DEFAULT_TREE
     default = DEFAULT_MTP_TREE if config.drafts_with_own_layers else defaults[device]
@@ -76,11 +76,14 @@ def resolve_tree(config: EngineConfig, device: str) -> tuple[TreeShape, list[str
 
 def static_tree(file: str, given: tuple[int | None, ...]) -> TreeShape:
     """The shape of the tree in a file; the numbers that are given may cut it."""
-    whole = shape_of(read_paths(file))
+    paths = read_paths(file)
+    whole = shape_of(paths)
     names = "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens"
-    for name, value, most in zip(names, given, whole.numbers.values(), strict=True):
-        require(value is None or 1 <= value <= most, name, value, f"at most {most}, as in the tree {file}, or left out")
-    return TreeShape(*(most if value is None else value for value, most in zip(given, whole.numbers.values(), strict=True)))
+    for name, value, most, least in zip(names, given, whole.numbers.values(), (1, 1, 2), strict=True):
+        expectation = f"{least} to {most}, as in the tree {file}, or left out"
+        require(value is None or least <= value <= most, name, value, expectation)
+    bounds = (most if value is None else value for value, most in zip(given, whole.numbers.values(), strict=True))
+    return shape_of(within(paths, TreeShape(*bounds)))
 
 
 def resolve_device(config: EngineConfig) -> EngineConfig:

@@ -22,6 +22,7 @@ from eagle_rt.resolve import resolve_tree, unused_options
 from eagle_rt.speculate.acceptance import SHARPNESS
 from eagle_rt.speculate.copy_policy import Copying, FixedCopies
 from eagle_rt.speculate.drafter import TreeDrafter
+from eagle_rt.speculate.drawn_drafter import DrawnTreeDrafter
 from eagle_rt.speculate.headless_step import HeadlessStepper
 from eagle_rt.speculate.host_drafter import HostDrafter
 from eagle_rt.speculate.host_step import HostStepper
@@ -31,7 +32,7 @@ from eagle_rt.speculate.own_drafts import OwnStepper, feature_layers_of, load_dr
 from eagle_rt.speculate.policy import FixedPolicy
 from eagle_rt.speculate.step import Stepper
 from eagle_rt.speculate.texts import TextTable
-from eagle_rt.speculate.tree_rules import RuledPolicy, load_rule
+from eagle_rt.speculate.tree_rules import RuledPolicy, StaticTree, load_rule
 from eagle_rt.tree_shape import TreeShape
 
 MEMORY_FRACTION = {"cpu": 0.3, "cuda": 0.85}
@@ -59,17 +60,13 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     rows = {spec.shape.row} | ({head.shape.row} if head else set())
     backend = attention_backend(config.attention_backend, device, dtype, rows)
     operations = step_operations(config.attention_backend, config.speculative_score_sharpness)
+    rule = load_rule(config.tree_rule, tree_shape) if head and config.tree_rule else None
     drafter = None
     if head:
-        drafter = TreeDrafter(
-            head,
-            KVPool(head.num_layers, num_slots, head.shape.row, dtype, device),
-            backend,
-            operations,
-            tree=tree_shape,
-            num_states=num_states,
-            couples=config.speculative_coupling == "auto",
-        )
+        parts = head, KVPool(head.num_layers, num_slots, head.shape.row, dtype, device), backend, operations
+        options = {"tree": tree_shape, "num_states": num_states, "couples": config.speculative_coupling == "auto"}
+        is_drawn = isinstance(rule, StaticTree)
+        drafter = DrawnTreeDrafter(*parts, paths=rule.paths, **options) if is_drawn else TreeDrafter(*parts, **options)
     texts = None
     if tree_shape.num_copied and config.captures_steps:
         # A step that follows a request's last one, which the host has not read yet, may write past the end, too.
@@ -80,7 +77,6 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     host_stepper = headless = None
     largest_batch = config.speculative_disable_by_batch_size
     # Our kernels need the host for nothing: without captured steps the same fixed shapes run eagerly.
-    rule = load_rule(config.tree_rule) if drafter and config.tree_rule else None
     if drafter and (config.sizes_trees or rule or device == "cpu" or config.attention_backend != "triton"):
         host_stepper = HostStepper(
             HostVerifier(models.target, pool, backend, drafter.head.feature_layers, simulated_length),

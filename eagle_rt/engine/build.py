@@ -56,7 +56,7 @@ def prepared_core(
     core, notes = make_core(models, config)
     if config.device == "cpu":
         compile_now()
-    if config.device == "cpu" or config.tree_rule or config.has_own_drafter:
+    if config.device == "cpu" or config.has_own_drafter or (config.tree_rule and not config.captures_steps):
         # Drafts of drawn tokens are ranked in another number format than those of greedy ones.
         warm_up(core, [[1]], num_tokens=3, temperatures=(0.0, 1.0))
     refuse_what_fails(core, config)

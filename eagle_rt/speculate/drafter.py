@@ -92,7 +92,7 @@ class TreeDrafter:
             if sequences.sampling.changes_logits:
                 paths = paths.gather(1, beam.parent_rows[:, :, None].expand(-1, -1, level))
                 paths = torch.cat((paths, tokens[:, :, None]), dim=2)
-            mask = operations.beam_mask(beam, (level + 1) * top_k)
+            mask = operations.beam_mask(beam.visible, (level + 1) * top_k)
             batch = sequences.scratch_batch(tokens, positions[level], level * top_k, mask)
             outputs = self.head.forward(batch.tokens, states.flatten(0, 1), batch, self.pool, self._backend)
             states = outputs.view(sequences.batch_size, top_k, -1)

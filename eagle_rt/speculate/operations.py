@@ -53,8 +53,17 @@ class StepOperations(Protocol):
         """(text positions [B, N] of nodes whose roots stand at starts [B], what each node sees of its tree)."""
         ...
 
-    def beam_mask(self, beam: Beam, num_rows: int) -> Tensor | MaskWords:
-        """What the beam's rows see of the num_rows rows drafted so far, their own included."""
+    def children(self, logits: Tensor, scores: Tensor, top_k: int, noise: DraftNoise | None) -> tuple[Tensor, Tensor]:
+        """[B, Q, K] the best children of nodes with draft logits [B, Q, W] and scores [B, Q], best first, and their scores."""
+        ...
+
+    def beam_mask(self, visible: Tensor, num_rows: int) -> Tensor | MaskWords:
+        """What a beam's rows, or those of a `packed` mask for each sequence, see of the num_rows rows drafted so far, their own
+        included."""
+        ...
+
+    def packed(self, visible: Tensor) -> Tensor:
+        """A mask [Q, C] bool as a beam's `visible` is, but for a single sequence."""
         ...
 
     def choose(self, logits: Tensor, positions: Tensor, sampling: SamplingBatch) -> Tensor:
@@ -92,8 +101,15 @@ class TorchOperations:
     def place(self, tree: DraftTree, starts: Tensor, max_depth: int) -> tuple[Tensor, Tensor]:
         return starts[:, None] + tree.depths, ancestor_mask(tree.parents, max_depth)
 
-    def beam_mask(self, beam: Beam, num_rows: int) -> Tensor:
-        return beam.visible
+    def children(self, logits: Tensor, scores: Tensor, top_k: int, noise: DraftNoise | None) -> tuple[Tensor, Tensor]:
+        own_scores, tokens = expand.top_children(coupled(logits, noise), top_k, self._sharpness)
+        return tokens, scores[:, :, None] + own_scores
+
+    def beam_mask(self, visible: Tensor, num_rows: int) -> Tensor:
+        return visible
+
+    def packed(self, visible: Tensor) -> Tensor:
+        return visible
 
     def choose(self, logits: Tensor, positions: Tensor, sampling: SamplingBatch) -> Tensor:
         return target_choice(logits, positions, sampling)

@@ -13,7 +13,8 @@ from eagle_rt.speculate.forest import Candidates, Ints
 from eagle_rt.speculate.plug_ins import Trust, made_of
 from eagle_rt.speculate.policy import DraftPlan, FixedPlan, FixedPolicy, StepRecord, best_of_each, can_grow
 from eagle_rt.speculate.sequences import HostSequence
-from eagle_rt.tree.paths import RankPath, read_paths, shape_of
+from eagle_rt.tree.paths import RankPath, read_paths, shape_of, within
+from eagle_rt.tree_shape import TreeShape
 
 NOTHING: Ints = np.zeros(0, dtype=np.int64)
 
@@ -43,6 +44,7 @@ class StaticTree:
     node that it is, the root's being 1, and 0 if it is none."""
 
     def __init__(self, paths: list[RankPath]) -> None:
+        self.paths = paths
         numbers = {path: number for number, path in enumerate([(), *paths], start=1)}
         self._top_k = shape_of(paths).top_k
         self._children = np.zeros((len(numbers) + 1, self._top_k + 1), dtype=np.int64)  # the last column is for all higher ranks
@@ -130,10 +132,12 @@ def with_parents(numbers: Ints, candidates: Candidates) -> Ints:
     return numbers
 
 
-def load_rule(name: str) -> TreeRule:
-    """name: as `--speculative-tree` takes it.
+def load_rule(name: str, shape: TreeShape) -> TreeRule:
+    """name: as `--speculative-tree` takes it; shape: what a tree that is drawn is cut to.
 
     Raises:
         ValueError: there is no such tree or class, or it is no rule.
     """
-    return StaticTree(read_paths(name)) if name.endswith(".json") else made_of("--speculative-tree", name, ("expand", "keep"))
+    if name.endswith(".json"):
+        return StaticTree(within(read_paths(name), shape))
+    return made_of("--speculative-tree", name, ("expand", "keep"))

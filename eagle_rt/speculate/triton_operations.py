@@ -9,6 +9,7 @@ from eagle_rt.kernels.triton import ancestors, filter_thresholds, gumbel_argmax,
 from eagle_rt.kernels.triton import rerank as rerank_kernel
 from eagle_rt.kernels.triton import walk as walk_kernel
 from eagle_rt.kernels.triton.graft_copies import graft_copies
+from eagle_rt.kernels.triton.tree_attention import mask_words
 from eagle_rt.speculate.operations import DraftNoise, keep
 from eagle_rt.speculate.sampler import SamplingBatch
 from eagle_rt.tree.draft_tree import DraftTree
@@ -60,8 +61,14 @@ class TritonOperations:
         words, positions = ancestors.ancestors(tree.parents, tree.depths, starts, max_depth)
         return positions, MaskWords(words, tree.num_nodes)
 
-    def beam_mask(self, beam: Beam, num_rows: int) -> MaskWords:
-        return MaskWords(beam.visible, num_rows)
+    def children(self, logits: Tensor, scores: Tensor, top_k: int, noise: DraftNoise | None) -> tuple[Tensor, Tensor]:
+        return top_children.top_children(logits, scores, top_k, self._sharpness, kernel_noise(logits, noise))
+
+    def beam_mask(self, visible: Tensor, num_rows: int) -> MaskWords:
+        return MaskWords(visible, num_rows)
+
+    def packed(self, visible: Tensor) -> Tensor:
+        return mask_words(visible)
 
     def choose(self, logits: Tensor, positions: Tensor, sampling: SamplingBatch) -> Tensor:
         return gumbel_argmax.gumbel_argmax(logits, sampling.temperature, thresholds(logits, sampling), sampling.seeds, positions)

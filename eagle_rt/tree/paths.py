@@ -48,5 +48,13 @@ def parents_first(paths: Iterable[RankPath]) -> list[RankPath]:
     return sorted(paths, key=lambda path: (len(path), path))
 
 
+def within(paths: list[RankPath], shape: TreeShape) -> list[RankPath]:
+    """What is left of a tree in bounds: of its nodes within so many steps and ranks as many as there may be, those that pass over
+    the fewest better ones and lie the least deep."""
+    allowed = [path for path in paths if len(path) <= shape.num_steps and max(path) < shape.top_k]
+    likeliest = sorted(allowed, key=lambda path: (sum(path) + len(path), path))
+    return parents_first(likeliest[: shape.num_draft_tokens - 1])
+
+
 def shape_of(paths: list[RankPath]) -> TreeShape:
     return TreeShape(max(map(len, paths)), 1 + max(map(max, paths)), 1 + len(paths))

@@ -6,8 +6,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from engine.test_capturable import captured_callable, watching
 from engines import make_config, make_core, random_prompts, run
 from guessable import make_drafting, write_pair
 
@@ -19,6 +21,7 @@ from eagle_rt.engine.profile import Profile, subject_of, with_profile
 from eagle_rt.resolve import resolve_tree, unused_options
 from eagle_rt.speculate.costs import PartCost, StepCosts
 from eagle_rt.speculate.tree_rules import RuledPolicy
+from eagle_rt.tree.paths import write_paths
 from eagle_rt.tree_shape import TreeShape
 
 PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 0, 0)]
@@ -87,6 +90,34 @@ def test_drawn_trees_change_no_text(pair: tuple, plain: list[list[int]], drawn: 
     assert metrics.num_accepted_tokens > 0.2 * metrics.num_drafts
 
 
+@pytest.mark.parametrize("paths", [PATHS, [(0,), (0, 0), (0, 0, 0)], [(1,), (3,), (3, 2)]], ids=["bushy", "chain", "odd"])
+def test_captured_steps_draft_what_those_of_the_host_do(pair: tuple, tmp_path: Path, paths: list[tuple[int, ...]]) -> None:
+    """Node by node: what is kept of them in each step is the same."""
+    write_paths(tmp_path / "tree.json", paths)
+    settings = [replace(own, max_new_tokens=6) for own in (*SETTINGS[:2], replace(SETTINGS[3], frequency_penalty=0.5))]
+    with patch.object(EngineConfig, "captures_steps", True):  # as on a GPU
+        options = {"attention_backend": "triton", "context_length": 80, "max_running_requests": 3, "cuda_graph_bs": (3,)}
+        captured = with_rule(pair, tmp_path / "tree.json", **options)
+    texts = run(captured, PROMPTS[:3], settings)
+    assert captured.runner.on_host is None
+    assert "step" in captured.runner.clock.seconds
+    host = with_rule(pair, tmp_path / "tree.json")
+    assert run(host, PROMPTS[:3], settings) == texts == run(make_core(pair[0]), PROMPTS[:3], settings)
+    kept, expected = (core.current_metrics() for core in (captured, host))
+    assert kept.accepted_per_position == expected.accepted_per_position
+    assert kept.num_draft_tokens == expected.num_draft_tokens == len(paths) * kept.num_drafts
+    assert kept.num_accepted_tokens > 0
+
+
+@pytest.mark.usefixtures("on_gpu_kernels")
+def test_nothing_of_a_drawn_tree_is_read_on_the_host(pair: tuple, drawn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with patch.object(EngineConfig, "captures_steps", True):
+        core = with_rule(pair, drawn, attention_backend="triton", context_length=80, max_running_requests=1)
+    step = captured_callable(core.runner.graphs.find(1, core.runner.tree_shape))
+    with watching(monkeypatch):
+        step()
+
+
 def test_what_was_drawn_is_what_is_verified(pair: tuple, drawn: Path) -> None:
     core, traced = with_rule(pair, drawn), SpeculativeParams(trace=True)
     core.submit("a", PROMPTS[0], SamplingParams(temperature=0, max_new_tokens=20, ignore_eos=True, speculative=traced))
@@ -148,8 +179,8 @@ def test_the_rule_in_the_docs_does_what_it_says(pair: tuple, plain: list[list[in
 
 def test_the_numbers_cut_what_is_drawn(drawn: Path) -> None:
     config = EngineConfig(speculative_algorithm="EAGLE3", speculative_tree=str(drawn), speculative_num_steps=2)
-    assert resolve_tree(config, "cpu")[0] == TreeShape(2, 3, 8)
-    with pytest.raises(ValueError, match=r"-eagle-topk is 4, but must be at most 3, as in the tree .*tree.json, or left out"):
+    assert resolve_tree(config, "cpu")[0] == TreeShape(2, 3, 7)
+    with pytest.raises(ValueError, match=r"-eagle-topk is 4, but must be 1 to 3, as in the tree .*tree.json, or left out"):
         resolve_tree(EngineConfig(speculative_algorithm="EAGLE3", speculative_tree=str(drawn), speculative_eagle_topk=4), "cpu")
 
 
@@ -176,8 +207,9 @@ def test_what_goes_with_rules(pair: tuple, drawn: Path) -> None:
     on_gpu = {"device": "cuda", "attention_backend": "triton"}
     assert EngineConfig(speculative_algorithm="EAGLE3", **on_gpu).captures_steps
     ruled = EngineConfig(speculative_algorithm="EAGLE3", speculative_tree=str(drawn), **on_gpu)
-    assert not ruled.captures_steps
+    assert ruled.captures_steps
     assert not ruled.sizes_trees
+    assert not replace(ruled, speculative_tree="trees:Mine").captures_steps
     assert EngineConfig(speculative_tree=str(drawn), **on_gpu).captures_steps  # nothing is drafted
     assert "--speculative-tree" in unused_options(EngineConfig(speculative_tree=str(drawn), device="cpu"))[0]
     profiled = make_config(*pair, speculative_algorithm="EAGLE", speculative_tree=str(drawn), speculative_profile="auto")

@@ -215,5 +215,5 @@ def test_what_is_no_rule(tmp_path: Path) -> None:
     file.write_text("class Half:\n    def expand(self, level, sequences):\n        return []\n")
     for name, message in [(f"{file}:Half", "has no method keep"), (f"{tmp_path / 'nothing.json'}", "can't be read")]:
         with pytest.raises(ValueError, match=message) as error:
-            load_rule(name)
+            load_rule(name, WHOLE)
         assert name in str(error.value)
