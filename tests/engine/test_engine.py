@@ -46,6 +46,7 @@ def test_meta_info_adds_up(engine: Engine) -> None:
     assert sum(histogram) == info["spec_verify_ct"]
     assert sum(number * count for number, count in enumerate(histogram)) == info["spec_accept_token_num"]
     assert info["spec_draft_token_num"] == 5 * info["spec_verify_ct"]
+    assert info["spec_broken_drafts"] == info["num_preemptions"] == info["cached_tokens"] == 0
     assert info["spec_accept_length"] == pytest.approx(1 + info["spec_accept_token_num"] / info["spec_verify_ct"])
     # One token comes from the prompt's pass; the last step may have been cut.
     assert 0 <= 1 + info["spec_verify_ct"] + info["spec_accept_token_num"] - info["completion_tokens"] <= 3

@@ -242,6 +242,9 @@ def test_native_errors(server: Server) -> None:
         ({"text": "a", "sampling_params": {"stop_token_ids": [2**70]}}, "stop_token_ids.0"),
         ({"text": "a", "sampling_params": {"regex": "("}, "stream": True}, "regex is not possible"),
         ({"input_ids": [2**70]}, "input_ids"),
+        ({"input_ids": []}, "prompt is empty"),
+        ({"text": ""}, "prompt is empty"),
+        ({"text": []}, "prompt is empty"),
         ({"sampling_params": {}}, "either text or input_ids"),
     ):
         response = server.post("/generate", body)
