@@ -100,3 +100,20 @@ def test_tree_rows_see_the_text_and_what_the_mask_says(backend: AttentionBackend
         for query in range(3):
             seen = list(range(prefix)) + [prefix + column for column in range(num_columns) if mask[b, query, column]]
             torch.testing.assert_close(output[3 * b + query], spelled_out(queries[3 * b + query], keys, values, seen, sinks))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_no_number_is_its_own_rows_alone(dtype: torch.dtype) -> None:
+    """A query that has none, and a key that only some rows see."""
+    pool, positions = KVPool(1, 90, RowShape(2, 32), dtype, "cpu"), torch.arange(90)
+    pool.storage.normal_()
+    batch = Batch(positions, positions, positions, (0, 90), HostRows((90,), (range(90),)), None)
+    queries, backend = torch.randn(90, 6, 32).to(dtype), RowAttention(dtype)
+    whole = backend.run(queries, 0, backend.plan(batch, pool), None)
+    assert not whole.isnan().any()
+    queries[3], pool.storage[0, 70, 0] = torch.nan, torch.nan
+    found = backend.run(queries, 0, backend.plan(batch, pool), None)
+    assert found[3].isnan().all()
+    assert found[70:].isnan().all()
+    others = [row for row in range(70) if row != 3]
+    assert torch.equal(found[others], whole[others])

@@ -74,8 +74,11 @@ def row_attention(
     num_parts, num_kv_heads = cache.shape[1:3]
     num_shared, values_offset = num_heads // num_kv_heads, (num_parts - 1) * num_kv_heads * num_pairs
     parts_a_key = (num_shared + MOST_HEADS - 1) // MOST_HEADS
-    for item in prange((len(bounds) - 1) * num_kv_heads * parts_a_key):
-        run, part = item // (num_kv_heads * parts_a_key), item % (num_kv_heads * parts_a_key)
+    num_runs, parts_a_run = len(bounds) - 1, num_kv_heads * parts_a_key
+    for item in prange(num_runs * parts_a_run):
+        # Threads take neighbouring items, and of a prompt later runs see more: so the first goes beside the last, and so on.
+        place, part = item // parts_a_run, item % parts_a_run
+        run = num_runs - 1 - place // 2 if place % 2 else place // 2
         begin, end, kv_head, part = bounds[run], bounds[run + 1], part // parts_a_key, part % parts_a_key
         first_head = kv_head * num_shared + num_shared * part // parts_a_key
         last_head = kv_head * num_shared + num_shared * (part + 1) // parts_a_key - 1

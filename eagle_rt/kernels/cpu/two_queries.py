@@ -17,12 +17,16 @@ from eagle_rt.kernels.cpu.vectors import (
     add_product,
     exp2,
     first_of,
+    larger,
+    largest_of,
     load,
     multiply,
+    powers_of,
     second_of,
     spread,
     store,
     store_pairs,
+    store_sums,
     sum_of,
 )
 
@@ -33,13 +37,23 @@ def softmax(scores: np.ndarray, most: np.float32) -> tuple[np.float32, np.float3
 
     most: of the scores before. Returns the most of all so far, what weights before are to be multiplied with, and the sum of these.
     """
+    num_whole = len(scores) // LANES * LANES
     highest, total = most, ZERO
-    for score in scores:
+    for score in scores[num_whole:]:
         highest = max(highest, score)
-    for j in range(len(scores)):
+    highests, totals = spread(highest), spread(ZERO)
+    for j in range(0, num_whole, LANES):
+        highests = larger(load(scores, j), highests)
+    highest = largest_of(highests)
+    lows = spread(-highest)
+    for j in range(0, num_whole, LANES):
+        powers = powers_of(add(load(scores, j), lows))
+        store(scores, j, powers)
+        totals = add(totals, powers)
+    for j in range(num_whole, len(scores)):
         scores[j] = exp2(scores[j] - highest)
         total += scores[j]
-    return highest, exp2(most - highest), total
+    return highest, exp2(most - highest), total + sum_of(totals)
 
 
 @njit(cache=True, fastmath=set(FLAGS))
@@ -66,37 +80,42 @@ def write_output(even: np.ndarray, odd: np.ndarray, scale: np.float32, outputs: 
 
 @njit(cache=True, fastmath=set(FLAGS))
 def score_keys(even: np.ndarray, odd: np.ndarray, cache: np.ndarray, keys: np.ndarray, scores: np.ndarray) -> None:
-    """Fills scores [2, n] of two queries, even, odd [2, P], for the keys that begin at places [n]: two at a time, as a processor
-    adds to eight sums in the time that it takes to add to one."""
-    num_pairs = even.shape[1]
-    for j in range(0, len(keys) - 1, 2):
-        one_even = one_odd = next_one_even = next_one_odd = spread(ZERO)
-        other_even = other_odd = next_other_even = next_other_odd = spread(ZERO)
+    """Fills scores [2, n] of two queries, even, odd [2, P], for the keys that begin at places [n]: four at a time, as a processor
+    adds to eight sums in the time that it takes to add to one, and adds these up together. Those past the last one are scored as
+    it is, to where scores [2, 4 * m] have room for them."""
+    num_pairs, last, num_scores = even.shape[1], len(keys) - 1, scores.shape[1]
+    for j in range(0, len(keys), 4):
+        first, second = keys[j], keys[min(j + 1, last)]
+        third, fourth = keys[min(j + 2, last)], keys[min(j + 3, last)]
+        one_first = one_second = one_third = one_fourth = spread(ZERO)
+        other_first = other_second = other_third = other_fourth = spread(ZERO)
         for i in range(0, num_pairs, LANES):
-            query_even, query_odd = load(even, i), load(odd, i)
-            other_query_even, other_query_odd = load(even, num_pairs + i), load(odd, num_pairs + i)
-            pairs, next_pairs = load(cache, keys[j] + i), load(cache, keys[j + 1] + i)
-            key_even, key_odd = first_of(pairs), second_of(pairs)
-            one_even, one_odd = add_product(one_even, key_even, query_even), add_product(one_odd, key_odd, query_odd)
-            other_even = add_product(other_even, key_even, other_query_even)
-            other_odd = add_product(other_odd, key_odd, other_query_odd)
-            key_even, key_odd = first_of(next_pairs), second_of(next_pairs)
-            next_one_even = add_product(next_one_even, key_even, query_even)
-            next_one_odd = add_product(next_one_odd, key_odd, query_odd)
-            next_other_even = add_product(next_other_even, key_even, other_query_even)
-            next_other_odd = add_product(next_other_odd, key_odd, other_query_odd)
-        scores[0, j], scores[0, j + 1] = sum_of(add(one_even, one_odd)), sum_of(add(next_one_even, next_one_odd))
-        scores[1, j], scores[1, j + 1] = sum_of(add(other_even, other_odd)), sum_of(add(next_other_even, next_other_odd))
-    if len(keys) % 2:
-        last = len(keys) - 1
-        one_even = one_odd = other_even = other_odd = spread(ZERO)
-        for i in range(0, num_pairs, LANES):
-            pairs = load(cache, keys[last] + i)
-            key_even, key_odd = first_of(pairs), second_of(pairs)
-            one_even, one_odd = add_product(one_even, key_even, load(even, i)), add_product(one_odd, key_odd, load(odd, i))
-            other_even = add_product(other_even, key_even, load(even, num_pairs + i))
-            other_odd = add_product(other_odd, key_odd, load(odd, num_pairs + i))
-        scores[0, last], scores[1, last] = sum_of(add(one_even, one_odd)), sum_of(add(other_even, other_odd))
+            one_even, one_odd, other_even, other_odd = (
+                load(even, i),
+                load(odd, i),
+                load(even, num_pairs + i),
+                load(odd, num_pairs + i),
+            )
+            pairs = load(cache, first + i)
+            one_first = add_products(one_first, pairs, one_even, one_odd)
+            other_first = add_products(other_first, pairs, other_even, other_odd)
+            pairs = load(cache, second + i)
+            one_second = add_products(one_second, pairs, one_even, one_odd)
+            other_second = add_products(other_second, pairs, other_even, other_odd)
+            pairs = load(cache, third + i)
+            one_third = add_products(one_third, pairs, one_even, one_odd)
+            other_third = add_products(other_third, pairs, other_even, other_odd)
+            pairs = load(cache, fourth + i)
+            one_fourth = add_products(one_fourth, pairs, one_even, one_odd)
+            other_fourth = add_products(other_fourth, pairs, other_even, other_odd)
+        store_sums(scores, j, one_first, one_second, one_third, one_fourth)
+        store_sums(scores, num_scores + j, other_first, other_second, other_third, other_fourth)
+
+
+@njit(cache=True, fastmath=set(FLAGS))
+def add_products(total: Any, pairs: Any, even: Any, odd: Any) -> Any:
+    """A vector of sums, and the products of both numbers of pairs with those of a query."""
+    return add_product(add_product(total, first_of(pairs), even), second_of(pairs), odd)
 
 
 @njit(cache=True, fastmath=set(FLAGS))
