@@ -99,3 +99,13 @@ def test_replies_to_one_prompt_have_seeds_of_their_own() -> None:
     params = SamplingParams(seed=2**63 - 2, n=3)
     assert [nth_params(params, index).seed for index in range(3)] == [2**63 - 2, 2**63 - 1, -(2**63)]
     assert nth_params(SamplingParams(n=2), 1).seed is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"frequency_penalty": 0.1}, {"presence_penalty": -0.1}, {"repetition_penalty": 1.1}, {"logit_bias": {"3": 1}}],
+    ids=str,
+)
+def test_each_penalty_is_one(given: dict[str, Any]) -> None:
+    assert sampling_params(given, {}).has_penalties
+    assert not sampling_params({}, {}).has_penalties
