@@ -111,8 +111,8 @@ def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:
     context_length = config.context_length or spec.usual_length
     if spec.longest_text and context_length > spec.longest_text:
         raise ValueError(
-            f"--context-length is {context_length}, but past {spec.longest_text} tokens {spec.architecture} attends within chunks "
-            "of a text, which is not supported: at most that many are served"
+            f"--context-length is {context_length}, but past {spec.longest_text} tokens {spec.architecture} attends in another "
+            "way (within chunks of a text, by scaled queries), which is not supported: at most that many are served"
         )
     if context_length > spec.max_position_embeddings:
         notes.append(f"--context-length {context_length} is beyond the {spec.max_position_embeddings} that the model was made for")

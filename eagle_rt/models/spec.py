@@ -92,7 +92,7 @@ class ModelSpec:
     weights are stored, if not as they are.
 
     window_rope: of layers with a window, if they have one of their own. longest_text: that is served, where longer ones need what
-    is not supported: attention within chunks. embedding_scale: what embeddings are
+    is not supported: attention within chunks of a text, and scaled queries besides. embedding_scale: what embeddings are
     multiplied by; query_scale: what queries are, besides what attention takes them by.
     """
 

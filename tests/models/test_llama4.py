@@ -109,7 +109,7 @@ def test_texts_are_as_long_as_all_is_as_in_short_ones(tmp_path: Path, limits: di
     if longest == 512:
         return
     with pytest.raises(
-        ValueError, match=f"--context-length is {longest + 1}, but past {longest} tokens Llama4ForCausalLM attends within"
+        ValueError, match=f"--context-length is {longest + 1}, but past {longest} tokens Llama4ForCausalLM attends in another way"
     ):
         load_models(replace(config, context_length=longest + 1), model_info(config))
     # And no shorter than they can be: transformers' next token is not ours any more.
