@@ -90,32 +90,21 @@ def score_keys(even: np.ndarray, odd: np.ndarray, cache: np.ndarray, keys: np.nd
         one_first = one_second = one_third = one_fourth = spread(ZERO)
         other_first = other_second = other_third = other_fourth = spread(ZERO)
         for i in range(0, num_pairs, LANES):
-            one_even, one_odd, other_even, other_odd = (
-                load(even, i),
-                load(odd, i),
-                load(even, num_pairs + i),
-                load(odd, num_pairs + i),
-            )
-            pairs = load(cache, first + i)
-            one_first = add_products(one_first, pairs, one_even, one_odd)
-            other_first = add_products(other_first, pairs, other_even, other_odd)
-            pairs = load(cache, second + i)
-            one_second = add_products(one_second, pairs, one_even, one_odd)
-            other_second = add_products(other_second, pairs, other_even, other_odd)
-            pairs = load(cache, third + i)
-            one_third = add_products(one_third, pairs, one_even, one_odd)
-            other_third = add_products(other_third, pairs, other_even, other_odd)
-            pairs = load(cache, fourth + i)
-            one_fourth = add_products(one_fourth, pairs, one_even, one_odd)
-            other_fourth = add_products(other_fourth, pairs, other_even, other_odd)
+            one, other = (load(even, i), load(odd, i)), (load(even, num_pairs + i), load(odd, num_pairs + i))
+            one_first, other_first = add_products(one_first, other_first, load(cache, first + i), one, other)
+            one_second, other_second = add_products(one_second, other_second, load(cache, second + i), one, other)
+            one_third, other_third = add_products(one_third, other_third, load(cache, third + i), one, other)
+            one_fourth, other_fourth = add_products(one_fourth, other_fourth, load(cache, fourth + i), one, other)
         store_sums(scores, j, one_first, one_second, one_third, one_fourth)
         store_sums(scores, num_scores + j, other_first, other_second, other_third, other_fourth)
 
 
 @njit(cache=True, fastmath=set(FLAGS))
-def add_products(total: Any, pairs: Any, even: Any, odd: Any) -> Any:
-    """A vector of sums, and the products of both numbers of pairs with those of a query."""
-    return add_product(add_product(total, first_of(pairs), even), second_of(pairs), odd)
+def add_products(one_total: Any, other_total: Any, pairs: Any, one: tuple, other: tuple) -> tuple[Any, Any]:
+    """Vectors of two queries' sums, and the products of both numbers of pairs with those, even and odd, of each query."""
+    even, odd = first_of(pairs), second_of(pairs)
+    one_total = add_product(add_product(one_total, even, one[0]), odd, one[1])
+    return one_total, add_product(add_product(other_total, even, other[0]), odd, other[1])
 
 
 @njit(cache=True, fastmath=set(FLAGS))
