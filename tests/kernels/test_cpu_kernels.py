@@ -20,7 +20,9 @@ from eagle_rt.kernels.cpu.order import BLOCK
 from eagle_rt.kernels.cpu.product import HAS_FAST_PAIRS, MOST_ROWS, PANEL, RowWeights, multiply_tile, turn_tile
 from eagle_rt.kernels.cpu.rotate_and_write import rotate_and_write
 from eagle_rt.kernels.cpu.top_children import top_children
-from eagle_rt.kernels.cpu.vectors import array_of, words_of
+from eagle_rt.kernels.cpu.turned_keys import BLOCK as KEYS_OF_BLOCK
+from eagle_rt.kernels.cpu.turned_keys import score_keys, softmax, turn_keys
+from eagle_rt.kernels.cpu.vectors import array_of, pairs_of, words_of
 from eagle_rt.kernels.gate import GEGLU, SWIGLU, Gate
 from eagle_rt.kernels.panel_product import RowProduct
 from eagle_rt.kernels.rms_norm import HeadNorms, RMSNorm, norms_side_by_side
@@ -241,3 +243,46 @@ def test_a_folder_that_cannot_be_written_is_left_alone(tmp_path: Path, monkeypat
     monkeypatch.setattr(Path, "mkdir", refuse)
     drop_stale_code(tmp_path)
     assert not (tmp_path / "__pycache__").exists()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    dtype=st.sampled_from(DTYPES),
+    num_keys=st.integers(1, KEYS_OF_BLOCK),
+    head_dim=st.sampled_from([16, 48, 64, 576]),
+    seed=st.integers(0, 99),
+)
+def test_scores_of_turned_keys(dtype: torch.dtype, num_keys: int, head_dim: int, seed: int) -> None:
+    """Wherever the keys of a block lie; each number of a key is one row, the even one of a pair before the odd one."""
+    generator = torch.Generator().manual_seed(seed)
+    cache = torch.randn(200, head_dim, generator=generator).to(dtype)
+    places = torch.randperm(200, generator=generator)[:num_keys]
+    turned = np.full((head_dim, KEYS_OF_BLOCK), np.nan, dtype=np.float32)
+    turn_keys(pairs_of(array_of(cache)), places.numpy() * (head_dim // 2), turned)
+    assert np.array_equal(turned[:, :num_keys], cache[places].float().T.numpy())
+    queries, scores = torch.randn(2, head_dim, generator=generator), np.empty((2, KEYS_OF_BLOCK), dtype=np.float32)
+    halves = [np.ascontiguousarray(queries[:, half::2].numpy()) for half in (0, 1)]
+    score_keys(*halves, turned, num_keys, scores)
+    expected = queries.double() @ cache[places].double().T
+    np.testing.assert_allclose(scores[:, :num_keys], expected.numpy(), atol=1e-4, rtol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    scores=st.lists(st.floats(-200, 200, width=32), min_size=1, max_size=KEYS_OF_BLOCK),
+    most=st.floats(-300, 300, width=32),
+    place=st.integers(0, 70),
+)
+def test_weights_of_scores(scores: list[float], most: float, place: int) -> None:
+    """And what is no number stays so, and makes no other number of those beside it."""
+    own = np.array(scores, dtype=np.float32)
+    highest, factor, total = softmax(own, np.float32(most))
+    assert highest == max(*scores, most)
+    expected = np.exp2(np.maximum(np.array(scores) - highest, -126.0))
+    np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-37)
+    np.testing.assert_allclose([factor, total], [np.exp2(max(most - highest, -126.0)), expected.sum()], rtol=1e-5, atol=1e-37)
+    broken = np.array(scores, dtype=np.float32)
+    broken[place % len(broken)] = np.nan
+    _, _, total = softmax(broken, np.float32(most))
+    assert np.isnan(total)
+    assert np.isnan(broken).sum() == 1

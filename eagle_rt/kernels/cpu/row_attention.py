@@ -10,13 +10,12 @@ from numba import njit, prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from eagle_rt.kernels.cpu.two_queries import add_values, read_query, score_keys, softmax, write_output
+from eagle_rt.kernels.cpu.turned_keys import BLOCK, score_keys, softmax, turn_keys
+from eagle_rt.kernels.cpu.two_queries import add_values, read_query, write_output
 from eagle_rt.kernels.cpu.vectors import LOG2_E, ONE
 
 # Less than anything scores: beside it what is seen has all weight.
 NO_SINK = np.float32(-1e30)
-# Rows of a cache that go through the caches of a processor together, for all queries.
-BLOCK = 64
 # Heads that one thread takes along them; of more that share a key others are another's.
 MOST_HEADS = 10
 
@@ -95,6 +94,8 @@ def row_attention(
             heads[r, c, k], most[r, c, k] = rows[begin + r] * num_heads + head, sinks[head]
             read_query(queries, int(heads[r, c, k] * num_pairs), scale, query_even[r, c, k], query_odd[r, c, k])
         block, visible = np.empty(BLOCK, dtype=np.int64), np.empty(BLOCK, dtype=np.int64)
+        of_block = np.empty((2 * num_pairs, BLOCK), dtype=np.float32)
+        of_visible = np.empty_like(of_block)
         scores, stride = np.empty((2, BLOCK), dtype=np.float32), num_parts * num_kv_heads * num_pairs
         # What a row sees lies in order: all places up to its prefix, then those of its tree that it sees, as if these came next. So
         # blocks cut it in the same places with a tree and without, and it comes out the same bit by bit.
@@ -109,24 +110,29 @@ def row_attention(
             lowest, longest = min(lowest, lows[begin + r], prefixes[begin + r]), max(longest, lengths[r])
             longest_prefix = max(longest_prefix, prefixes[begin + r])
         for start in range(lowest // BLOCK * BLOCK, longest, BLOCK):
+            # Of a page that is no longer seen the keys may be anybody's: their scores are not looked at.
             for place in range(start, min(start + BLOCK, longest_prefix)):
                 block[place - start] = key_at(place, sequence)
+            turn_keys(cache, block[: max(0, min(BLOCK, longest_prefix - start))], of_block)
             for r in range(num_rows):
                 prefix = prefixes[begin + r]
                 low, high = max(min(lows[begin + r], prefix), start), min(lengths[r], start + BLOCK)
                 if low >= high:
                     continue
-                keys = block[low - start : high - start]
+                first, last, keys, turned = int(low - start), int(high - start), block, of_block
                 if high > prefix:
-                    keys = visible[: high - low]
+                    keys, turned = visible, of_visible
                     for place in range(low, high):
-                        keys[place - low] = block[place - start] if place < prefix else seen_after[r, place - prefix]
+                        keys[place - start] = block[place - start] if place < prefix else seen_after[r, place - prefix]
+                    for column in range(first):
+                        keys[column] = keys[first]
+                    turn_keys(cache, keys[:last], turned)
                 for c in range(num_couples):
-                    score_keys(query_even[r, c], query_odd[r, c], cache, keys, scores)
+                    score_keys(query_even[r, c], query_odd[r, c], turned, last, scores)
                     for k in range(2):
-                        most[r, c, k], factors[k], added = softmax(scores[k, : len(keys)], most[r, c, k])
+                        most[r, c, k], factors[k], added = softmax(scores[k, first:last], most[r, c, k])
                         total[r, c, k] = total[r, c, k] * factors[k] + added
-                    add_values(scores, cache, keys, values_offset, factors, even[r, c], odd[r, c])
+                    add_values(scores, first, cache, keys[first:last], values_offset, factors, even[r, c], odd[r, c])
         for r, c, k in np.ndindex(shape):
             place = int(heads[r, c, k] * num_value_pairs)
             write_output(even[r, c, k], odd[r, c, k], np.float32(ONE / total[r, c, k]), outputs, place)

@@ -19,7 +19,7 @@ LEAST = np.float32(-126)  # the least exponent of a float32
 ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 LOG2_E = np.float32(1 / math.log(2))
 # 2 ** x for |x| <= 1/2: Taylor's series up to the sixth power, within 1e-7.
-C1, C2, C3, C4, C5, C6 = (np.float32(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
+POWERS = C1, C2, C3, C4, C5, C6 = tuple(np.float32(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
 # Sums in any order; what is not a number stays so.
 FLAGS = ("reassoc", "contract", "nsz", "arcp")
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
@@ -31,10 +31,10 @@ def operation(typed: Callable) -> Callable[..., Any]:
 
 
 class Vector(types.Type):
-    """LANES numbers in a register."""
+    """Numbers in a register."""
 
-    def __init__(self, name: str, element: ir.Type) -> None:
-        self.llvm_type = ir.VectorType(element, LANES)
+    def __init__(self, name: str, element: ir.Type, num_lanes: int = LANES) -> None:
+        self.llvm_type = ir.VectorType(element, num_lanes)
         super().__init__(name)
 
 
@@ -121,80 +121,6 @@ def sum_of(_: Any, vector: Any) -> Any:
         return builder.call(reduce, [F32(0.0), values[0]], fastmath=FLAGS)
 
     return types.float32(floats), build
-
-
-def _shuffled(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(places)), places))
-
-
-def _joined(builder: Any, a: Any, b: Any, firsts: list[int], seconds: list[int]) -> Any:
-    """The numbers of two vectors in some places, and to each that in another place added."""
-    return builder.fadd(_shuffled(builder, a, b, firsts), _shuffled(builder, a, b, seconds), flags=FLAGS)
-
-
-@operation
-def store_sums(_: Any, array: Any, index: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """The sums of four vectors, one after the other from an index on: in half as many steps as `sum_of` each takes."""
-
-    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        # Of neighbours in the halves of a register, which are the places that processors bring together at once.
-        firsts, seconds = [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]
-        ab, cd = (_joined(builder, *two, firsts, seconds) for two in ((values[2], values[3]), (values[4], values[5])))
-        firsts, seconds = [0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]
-        halves = _joined(builder, ab, cd, firsts, seconds)
-        sums = _joined(builder, halves, halves, [0, 1, 2, 3], [4, 5, 6, 7])
-        place = builder.gep(context.make_array(array)(context, builder, values[0]).data, [values[1]])
-        builder.store(sums, builder.bitcast(place, sums.type.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, floats, floats, floats, floats), build
-
-
-@operation
-def larger(_: Any, a: Any, b: Any) -> Any:
-    """Number by number of vectors; the second where one is no number."""
-
-    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", *values), *values)
-
-    return floats(floats, floats), build
-
-
-@operation
-def largest_of(_: Any, vector: Any) -> Any:
-    """Of all numbers of a vector, of which each is one."""
-
-    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        (found,) = values
-        for distance in (4, 2, 1):
-            other = _shuffled(builder, found, found, [(place + distance) % LANES for place in range(LANES)])
-            found = builder.select(builder.fcmp_ordered(">", found, other), found, other)
-        return builder.extract_element(found, I32(0))
-
-    return types.float32(floats), build
-
-
-@operation
-def powers_of(_: Any, x: Any) -> Any:
-    """`exp2` of all numbers of a vector."""
-
-    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        def all_of(number: int | np.float32) -> Any:
-            element, own = (I32, number) if isinstance(number, int) else (F32, float(number))
-            return ir.Constant(ir.VectorType(element, LANES), [own] * LANES)
-
-        (given,) = values
-        low = builder.fcmp_ordered("<", given, all_of(LEAST))
-        x = builder.select(low, all_of(LEAST), given)
-        whole = builder.fptosi(builder.fsub(x, all_of(HALF)), pairs_of_16_bits.llvm_type)
-        part = builder.fsub(x, builder.sitofp(whole, floats.llvm_type))
-        fraction = all_of(C6)
-        for factor in (C5, C4, C3, C2, C1, ONE):
-            fraction = builder.fadd(all_of(factor), builder.fmul(part, fraction, flags=FLAGS), flags=FLAGS)
-        power = builder.bitcast(builder.shl(builder.add(whole, all_of(127)), all_of(23)), floats.llvm_type)
-        return builder.fmul(power, fraction, flags=FLAGS)
-
-    return floats(floats), build
 
 
 @operation
