@@ -293,6 +293,7 @@ NO_NEAR_TIES = {
     "glm4-moe-lite": 9,
     "deepseek-v2": 9,
     "deepseek-v3": 12,
+    "llama4": 10,
     "qwen3.5": 5,
     "qwen3.5-moe": 5,
     "qwen3-next": 3,

@@ -41,7 +41,7 @@ def in_four_bits(weight: Tensor) -> Tensor:
 
 
 # Of few outputs, which decide on more than one channel.
-LEFT_AS_THEY_ARE = ("in_proj_a", "in_proj_b", "in_proj_ba", "shared_expert_gate", "kv_b_proj")
+LEFT_AS_THEY_ARE = ("in_proj_a", "in_proj_b", "in_proj_ba", "shared_expert_gate", "kv_b_proj", "router")
 ROUNDED = {"int8": in_eight_bits, "int4": in_four_bits}
 
 
@@ -56,11 +56,13 @@ def rounded_logits(directory: Path, quantization: str) -> Tensor:
             continue
         for name in weights:
             weight = getattr(module, name)
-            turn = (lambda own: own.transpose(-1, -2)) if type(module).__name__ == "GptOssExperts" else (lambda own: own)
+            has_inputs_first = type(module).__name__ in ("GptOssExperts", "Llama4TextExperts")
+            turn = (lambda own: own.transpose(-1, -2)) if has_inputs_first else (lambda own: own)
             turned = turn(weight)
             # Several shared experts, which lie in one, are rounded one by one.
             is_shared = place.endswith(("shared_experts.down_proj", "shared_expert.down_proj"))
-            parts = turned.split(model.config.moe_intermediate_size, 1) if is_shared else (turned,)
+            size = getattr(model.config, "moe_intermediate_size", model.config.intermediate_size)
+            parts = turned.split(size, 1) if is_shared else (turned,)
             own = torch.cat([rounded(part.flatten(0, -2)).view(part.shape) for part in parts], dim=-1)
             setattr(module, name, torch.nn.Parameter(turn(own)))
     return model(torch.tensor([TEXT])).logits[0]
