@@ -4,6 +4,7 @@ Nothing is then summed up within a vector, which would take as long as all produ
 scores of two to four queries, and many share a block: those of all heads and rows that see it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from eagle_rt.kernels.cpu.vectors import (
     VECTOR_OF,
     ZERO,
     Vector,
+    add,
+    add_product,
     exp2,
     operation,
     pairs_of_16_bits,
@@ -72,22 +75,14 @@ def spread_wide(_: Any, number: Any) -> Any:
     return wide_floats(types.float32), build
 
 
-@operation
-def add_wide_product(_: Any, total: Any, a: Any, b: Any) -> Any:
-    """total + a * b, rounded once where the processor can."""
-
-    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.fadd(values[0], builder.fmul(values[1], values[2], flags=FLAGS), flags=FLAGS)
-
-    return wide_floats(wide_floats, wide_floats, wide_floats), build
-
-
-@operation
-def add_wide(_: Any, a: Any, b: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.fadd(*values, flags=FLAGS)
-
-    return wide_floats(wide_floats, wide_floats), build
+def _folded(builder: Any, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
+    """What all numbers of a vector come to, everywhere."""
+    distance = WIDE // 2
+    while distance:
+        places = ir.Constant(WHOLE, [(place + distance) % WIDE for place in range(WIDE)])
+        vector = join(vector, builder.shuffle_vector(vector, vector, places))
+        distance //= 2
+    return vector
 
 
 @operation
@@ -105,14 +100,7 @@ def spread_largest(_: Any, vector: Any) -> Any:
     """The largest of all numbers of a vector, everywhere; each is one."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        (found,) = values
-        distance = WIDE // 2
-        while distance:
-            places = ir.Constant(WHOLE, [(place + distance) % WIDE for place in range(WIDE)])
-            other = builder.shuffle_vector(found, found, places)
-            found = builder.select(builder.fcmp_ordered(">", found, other), found, other)
-            distance //= 2
-        return found
+        return _folded(builder, values[0], lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
 
     return wide_floats(wide_floats), build
 
@@ -128,12 +116,7 @@ def first_number(_: Any, vector: Any) -> Any:
 @operation
 def sum_of_wide(_: Any, vector: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        (total,) = values
-        distance = WIDE // 2
-        while distance:
-            places = ir.Constant(WHOLE, [(place + distance) % WIDE for place in range(WIDE)])
-            total = builder.fadd(total, builder.shuffle_vector(total, total, places), flags=FLAGS)
-            distance //= 2
+        total = _folded(builder, values[0], lambda a, b: builder.fadd(a, b, flags=FLAGS))
         return builder.extract_element(total, I32(0))
 
     return types.float32(wide_floats), build
@@ -227,13 +210,13 @@ def score_keys(even: np.ndarray, odd: np.ndarray, turned: np.ndarray, last: int,
                 place = (2 * i + half) * BLOCK + j
                 one, other = spread_wide(odd[0, i] if half else even[0, i]), spread_wide(odd[1, i] if half else even[1, i])
                 keys = load_wide(turned, place)
-                one_first, other_first = add_wide_product(one_first, keys, one), add_wide_product(other_first, keys, other)
+                one_first, other_first = add_product(one_first, keys, one), add_product(other_first, keys, other)
                 keys = load_wide(turned, place + WIDE)
-                one_second, other_second = add_wide_product(one_second, keys, one), add_wide_product(other_second, keys, other)
+                one_second, other_second = add_product(one_second, keys, one), add_product(other_second, keys, other)
                 keys = load_wide(turned, place + 2 * WIDE)
-                one_third, other_third = add_wide_product(one_third, keys, one), add_wide_product(other_third, keys, other)
+                one_third, other_third = add_product(one_third, keys, one), add_product(other_third, keys, other)
                 keys = load_wide(turned, place + 3 * WIDE)
-                one_fourth, other_fourth = add_wide_product(one_fourth, keys, one), add_wide_product(other_fourth, keys, other)
+                one_fourth, other_fourth = add_product(one_fourth, keys, one), add_product(other_fourth, keys, other)
         store_wide(scores, j, one_first)
         store_wide(scores, j + WIDE, one_second)
         store_wide(scores, j + 2 * WIDE, one_third)
@@ -261,9 +244,9 @@ def softmax(scores: np.ndarray, most: np.float32) -> tuple[np.float32, np.float3
     highest = first_number(highests)
     lows = spread_wide(-highest)
     for j in range(0, num_whole, WIDE):
-        powers = powers_of(add_wide(load_wide(scores, j), lows))
+        powers = powers_of(add(load_wide(scores, j), lows))
         store_wide(scores, j, powers)
-        totals = add_wide(totals, powers)
+        totals = add(totals, powers)
     for j in range(num_whole, len(scores)):
         scores[j] = exp2(scores[j] - highest)
         total += scores[j]

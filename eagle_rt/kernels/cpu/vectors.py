@@ -94,7 +94,7 @@ def add_product(_: Any, total: Any, a: Any, b: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.fadd(values[0], builder.fmul(values[1], values[2], flags=FLAGS), flags=FLAGS)
 
-    return floats(floats, floats, floats), build
+    return total(total, a, b), build
 
 
 @operation
@@ -102,7 +102,7 @@ def add(_: Any, a: Any, b: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.fadd(*values, flags=FLAGS)
 
-    return floats(floats, floats), build
+    return a(a, b), build
 
 
 @operation
