@@ -229,7 +229,8 @@ def norm(checkpoint: Checkpoint, name: str, size: int, eps: float) -> RMSNorm:
 
 
 def head_norms(checkpoint: Checkpoint, prefix: str, shape: LayerShape, *, turns: bool) -> HeadNorms | None:
-    """Their names tell whether they come before turning or after it. turns: whether there is any, where not all layers do."""
+    """Their names tell whether they come before turning or after it. turns: whether this layer does,
+    where only those that do have some."""
     if shape.norms_turned and turns:
         ones = RMSNorm(torch.ones(shape.head_dim, device=checkpoint.device), shape.rms_norm_eps)
         return HeadNorms(ones, ones, follow_turning=True)

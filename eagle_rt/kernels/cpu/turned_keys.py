@@ -1,4 +1,4 @@
-"""Keys of a block turned, so that a vector holds one number of many keys, and what queries score of them; needs numba.
+"""Keys of a block turned, so that a vector holds one number of many keys, and what queries score and weigh of them; needs numba.
 
 Nothing is then summed up within a vector, which would take as long as all products of a short key. Turning takes as long as the
 scores of two to four queries, and many share a block: those of all heads and rows that see it.
@@ -28,8 +28,9 @@ from eagle_rt.kernels.cpu.vectors import (
     add,
     add_product,
     exp2,
+    halves_of,
     operation,
-    pairs_of_16_bits,
+    pointer,
 )
 
 # Numbers of a vector of one number each of many keys: as many as a register has.
@@ -40,17 +41,12 @@ wide_floats = Vector("wide floats", F32, WIDE)
 WHOLE = ir.VectorType(I32, WIDE)
 
 
-def _place(context: Any, builder: Any, array_type: Any, array: Any, index: Any, vector: Any) -> Any:
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
-
-
 @operation
 def load_wide(_: Any, array: Any, index: Any) -> Any:
     """The vector of float32 that begins at an index of an array, counted as if it were flat."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.load(_place(context, builder, array, values[0], values[1], wide_floats.llvm_type), align=4)
+        return builder.load(pointer(context, builder, array, values[0], values[1], wide_floats.llvm_type), align=4)
 
     return wide_floats(array, types.intp), build
 
@@ -58,7 +54,7 @@ def load_wide(_: Any, array: Any, index: Any) -> Any:
 @operation
 def store_wide(_: Any, array: Any, index: Any, vector: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        builder.store(values[2], _place(context, builder, array, values[0], values[1], wide_floats.llvm_type), align=4)
+        builder.store(values[2], pointer(context, builder, array, values[0], values[1], wide_floats.llvm_type), align=4)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, wide_floats), build
@@ -153,7 +149,7 @@ def turn_eight(_: Any, cache: Any, keys: Any, turned: Any, place: Any) -> Any:
         rows = []
         for key in range(LANES):
             index = builder.extract_value(values[1], key)
-            place = _place(context, builder, cache, values[0], index, pairs.llvm_type)
+            place = pointer(context, builder, cache, values[0], index, pairs.llvm_type)
             rows.append(builder.load(place, align=cache.dtype.bitwidth // 8))
         distance = 1
         while distance < LANES:  # rows and their partners change the numbers that lie on the other's side
@@ -169,22 +165,10 @@ def turn_eight(_: Any, cache: Any, keys: Any, turned: Any, place: Any) -> Any:
         for number, row in enumerate(rows):
             for half, bits in enumerate(halves_of(builder, row, pairs)):
                 index = builder.add(values[3], ir.Constant(values[3].type, (2 * number + half) * BLOCK))
-                builder.store(bits, _place(context, builder, turned, values[2], index, bits.type), align=4)
+                builder.store(bits, pointer(context, builder, turned, values[2], index, bits.type), align=4)
         return context.get_dummy_value()
 
     return types.void(cache, keys, turned, types.intp), build
-
-
-def halves_of(builder: Any, pairs: Any, kind: Any) -> tuple[Any, Any]:
-    """The two numbers of each pair, as `vectors.first_of` and `second_of` tell them."""
-    if kind is pairs_of_16_bits:
-        first = builder.shl(pairs, ir.Constant(kind.llvm_type, [16] * LANES))
-        second = builder.and_(pairs, ir.Constant(kind.llvm_type, [0xFFFF0000] * LANES))
-    else:
-        first = builder.trunc(pairs, pairs_of_16_bits.llvm_type)
-        second = builder.trunc(builder.lshr(pairs, ir.Constant(kind.llvm_type, [32] * LANES)), pairs_of_16_bits.llvm_type)
-    floats = ir.VectorType(F32, LANES)
-    return builder.bitcast(first, floats), builder.bitcast(second, floats)
 
 
 @njit(cache=True)

@@ -50,9 +50,25 @@ pairs_of_16_bits, pairs_of_32_bits = Vector("pairs of 16 bits", I32), Vector("pa
 VECTOR_OF = {types.float32: floats, types.int32: pairs_of_16_bits, types.int64: pairs_of_32_bits}
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+def pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any, vector: ir.Type) -> Any:
+    """Where such a vector begins at an index of an array, counted as if it were flat."""
     data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), VECTOR_OF[array_type.dtype].llvm_type.as_pointer())
+    return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
+
+
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    return pointer(context, builder, array_type, array, index, VECTOR_OF[array_type.dtype].llvm_type)
+
+
+def halves_of(builder: Any, pairs: Any, kind: Any) -> tuple[Any, Any]:
+    """The two numbers of each pair as floats, first those in the lower bits: a bfloat16 is the upper half of a float32."""
+    if kind is pairs_of_16_bits:
+        first = builder.shl(pairs, ir.Constant(kind.llvm_type, [16] * LANES))
+        second = builder.and_(pairs, ir.Constant(kind.llvm_type, [0xFFFF0000] * LANES))
+    else:
+        first = builder.trunc(pairs, pairs_of_16_bits.llvm_type)
+        second = builder.trunc(builder.lshr(pairs, ir.Constant(kind.llvm_type, [32] * LANES)), pairs_of_16_bits.llvm_type)
+    return builder.bitcast(first, floats.llvm_type), builder.bitcast(second, floats.llvm_type)
 
 
 @operation
@@ -125,14 +141,10 @@ def sum_of(_: Any, vector: Any) -> Any:
 
 @operation
 def first_of(_: Any, pairs: Any) -> Any:
-    """The numbers that come first in their pairs, in the lower bits, as floats: a bfloat16 is the upper half of a float32."""
+    """The numbers that come first in their pairs."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        if pairs is pairs_of_16_bits:
-            bits = builder.shl(values[0], ir.Constant(pairs.llvm_type, [16] * LANES))
-        else:
-            bits = builder.trunc(values[0], pairs_of_16_bits.llvm_type)
-        return builder.bitcast(bits, floats.llvm_type)
+        return halves_of(builder, values[0], pairs)[0]
 
     return floats(pairs), build
 
@@ -142,12 +154,7 @@ def second_of(_: Any, pairs: Any) -> Any:
     """The other ones."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        if pairs is pairs_of_16_bits:
-            bits = builder.and_(values[0], ir.Constant(pairs.llvm_type, [0xFFFF0000] * LANES))
-        else:
-            upper = builder.lshr(values[0], ir.Constant(pairs.llvm_type, [32] * LANES))
-            bits = builder.trunc(upper, pairs_of_16_bits.llvm_type)
-        return builder.bitcast(bits, floats.llvm_type)
+        return halves_of(builder, values[0], pairs)[1]
 
     return floats(pairs), build
 
