@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import njit
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic, models, overload, register_model
 from numpy.typing import NDArray
 from torch import Tensor
@@ -127,16 +127,6 @@ def multiply(_: Any, a: Any, b: Any) -> Any:
         return builder.fmul(*values, flags=FLAGS)
 
     return floats(floats, floats), build
-
-
-@operation
-def sum_of(_: Any, vector: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(F32, [F32, floats.llvm_type])
-        reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.v{LANES}f32")
-        return builder.call(reduce, [F32(0.0), values[0]], fastmath=FLAGS)
-
-    return types.float32(floats), build
 
 
 @operation
