@@ -46,7 +46,7 @@ def row(shape: str, batch_size: int, context: int, num_nodes: int, is_run: bool)
     dtype, num_heads, kept = SHAPES[shape]
     batch = tree_batch([context + 7 * b for b in range(batch_size)], num_nodes, "cpu", is_run)
     assert isinstance(batch.rows, HostRows)
-    pool = KVPool(1, sum(batch.rows.kv_lens), kept, dtype, "cpu")
+    pool = KVPool([kept], sum(batch.rows.kv_lens), dtype, "cpu")
     pool.storage.normal_()
     queries = torch.randn(len(batch.tokens), num_heads, kept.head_dim).to(dtype)
     calls: dict[str, Callable[[], torch.Tensor]] = {}

@@ -91,7 +91,7 @@ def attention_row(
     layer_bytes = num_slots * kept.num_numbers * dtype.itemsize
     num_layers = max(1, min(16, LEAST_READ // layer_bytes)) if device == "cuda" else 1
     pool, precise = (
-        KVPool(layers, num_slots, kept, precision, device) for layers, precision in ((num_layers, dtype), (1, torch.float32))
+        KVPool([kept] * layers, num_slots, precision, device) for layers, precision in ((num_layers, dtype), (1, torch.float32))
     )
     pool.storage.normal_()
     precise.storage.copy_(pool.storage[:1])
@@ -114,7 +114,7 @@ def tiling_row(
     """Microseconds of our kernel by how its work is cut."""
     num_heads, num_kv_heads, head_dim = heads
     batch = tree_batch(lengths, num_nodes, device)
-    pool = KVPool(1, sum(lengths) + len(lengths) * num_nodes, RowShape(num_kv_heads, head_dim), dtype, device)
+    pool = KVPool([RowShape(num_kv_heads, head_dim)], sum(lengths) + len(lengths) * num_nodes, dtype, device)
     pool.storage.normal_()
     queries = torch.randn(len(batch.tokens), num_heads, head_dim, device=device).to(dtype)
     plan = TritonAttention().plan(batch, pool)
@@ -236,7 +236,7 @@ def turning_products(x: Tensor, heads: tuple[int, int, int]) -> dict[str, Callab
     """Products whose heads are turned and cached, by two kernels and by one."""
     num_heads, num_kv_heads, head_dim = heads
     angles, slots = torch.rand(len(x), 1, head_dim, device=x.device).to(x.dtype), torch.arange(len(x), device=x.device)
-    storage = KVPool(1, len(x), RowShape(num_kv_heads, head_dim), x.dtype, x.device.type).storage[0]
+    storage = KVPool([RowShape(num_kv_heads, head_dim)], len(x), x.dtype, x.device.type).storage[0]
 
     def one_after_the_other(x: Tensor, weight: Tensor) -> Tensor:
         qkv = torch_product(x, weight).view(len(x), -1, head_dim)

@@ -15,6 +15,8 @@ from transformers import (
     Ernie4_5Config,
     Gemma3Config,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
@@ -170,6 +172,19 @@ LLAMA4 = {
     "no_rope_layer_interval": 3,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
+# Of eight layers the third, the sixth and the last see all of a text, with heads of their own, whose values are made as keys are.
+GEMMA4 = {
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2 + ["sliding_attention", "full_attention"],
+    "final_logit_softcapping": 2.0,
+    "initializer_range": 0.1,
+}
+GEMMA4_EXPERTS = {**GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
 QWEN2_EXPERTS = {"num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 QWEN3_VL_EXPERTS = {"head_dim": 32, "num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
 # Three of four layers have memories; two heads of values share one of keys.
@@ -237,6 +252,13 @@ def family_config(name: str, **overrides):
             vision_config={**EYES, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16},
             mm_tokens_per_image=16,
         ),
+        "gemma4": lambda: Gemma4TextConfig(**{**SIZES, **GEMMA4, **overrides}),
+        "gemma4-moe": lambda: Gemma4TextConfig(**{**SIZES, **GEMMA4_EXPERTS, **overrides}),
+        "gemma4-vl": lambda: Gemma4Config(
+            text_config={**SIZES, **GEMMA4_EXPERTS, **overrides},
+            vision_config={**EYES, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8},
+            audio_config=None,
+        ),
         "mistral3": lambda: Mistral3Config(
             text_config={**SIZES, "model_type": "mistral", "sliding_window": None, **overrides},
             vision_config={**EYES, "model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2},
@@ -263,7 +285,7 @@ def family_config(name: str, **overrides):
 
 
 # Models that see, too.
-SEEING = ("mistral3", "ministral3-vl", "gemma3-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "llama4-vl")
+SEEING = ("mistral3", "ministral3-vl", "gemma3-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-vl-moe", "llama4-vl", "gemma4-vl")
 WITH_LATENTS = ("glm4-moe-lite", "deepseek-v2", "deepseek-v3")
 WITH_EXPERTS = (
     "mixtral",
@@ -274,6 +296,7 @@ WITH_EXPERTS = (
     "glm4-moe",
     "minimax-m2",
     "llama4",
+    "gemma4-moe",
     *WITH_LATENTS,
     "qwen3.5-moe",
     "qwen3-next",
@@ -281,7 +304,7 @@ WITH_EXPERTS = (
 # Models most of whose layers have memories instead of attention.
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next")
 # Of whose layers there is no one function for a CPU.
-IN_PARTS = (*HYBRIDS, *WITH_LATENTS, "minimax-m2", "llama4")
+IN_PARTS = (*HYBRIDS, *WITH_LATENTS, "minimax-m2", "llama4", "gemma4", "gemma4-moe")
 # Which several processes can't hold together.
 WHOLE = (*HYBRIDS, "minimax-m2")
 # Weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses between those.
@@ -294,6 +317,7 @@ NO_NEAR_TIES = {
     "deepseek-v2": 9,
     "deepseek-v3": 12,
     "llama4": 10,
+    "gemma4-moe": 1,
     "qwen3.5": 5,
     "qwen3.5-moe": 5,
     "qwen3-next": 3,
@@ -310,6 +334,7 @@ FAMILIES = (
     "phi3-long",
     "hunyuan",
     "gemma3",
+    "gemma4",
     "seed-oss",
     "ministral3",
     "glm4",
@@ -332,19 +357,25 @@ def random_model(config, seed: int = 0) -> PreTrainedModel:
     """Random weights, the norms and biases included, so that a test notices each of them."""
     torch.manual_seed(seed)
     model = auto_class(config).from_config(config, dtype=torch.float32).eval()
-    less_one = config.model_type.startswith(("gemma", "qwen3_5", "qwen3_next"))  # which these add to what is stored
+    less_one = config.model_type.startswith(("gemma3", "qwen3_5", "qwen3_next"))  # which these add to what is stored
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0, 0.2)
             elif name.endswith("sinks"):
                 parameter.normal_(0, 2)
+            elif name.endswith(("router.scale", "per_expert_scale")):
+                parameter.uniform_(0.6, 1.4)
             elif "norm" in name:
                 one = 0.0 if less_one and not name.endswith("linear_attn.norm.weight") else 1.0
                 parameter.uniform_(one - 0.4, one + 0.4)
+                if name.endswith("q_norm.weight") and config.model_type.startswith("gemma4"):
+                    parameter.mul_(0.2)  # scores are not divided by anything
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0, 0.2)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.6, 1.2)
     return model
 
 

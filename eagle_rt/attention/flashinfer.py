@@ -72,7 +72,7 @@ class FlashInferAttention:
     def run(self, queries: Tensor, layer: int, plan: FlashInferPlan, window: int | None, sinks: Tensor | None = None) -> Tensor:
         queries = queries.contiguous()
         # [slots, 2, rows of a page, heads, head_dim]
-        cache = plan.pool.storage[layer].unsqueeze(2)
+        cache = plan.pool.layers[layer].unsqueeze(2)
         wrapper, out = plan.wrapper(queries, window), torch.empty_like(queries)
         if sinks is None:
             return wrapper.run(queries, cache, out=out)

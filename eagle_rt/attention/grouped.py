@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod
 
 import numpy as np
 import torch
@@ -43,7 +42,7 @@ class Group:
     kept: Tensor | None
     outputs: Tensor | None
     slots: Tensor | None
-    views: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None
+    views: tuple[tuple[Tensor, Tensor], ...] | None
     positions: Tensor
     bias: Tensor | None
     biases: dict[tuple[int | None, int], Tensor | None] = field(default_factory=dict)
@@ -51,7 +50,7 @@ class Group:
 
 @dataclass(frozen=True)
 class GroupedPlan:
-    """buffer: [most n * K, 2 or 1, kv heads, head_dim], where the rows of a group are copied side by side, layer by layer."""
+    """buffer: flat, where the rows of a group are copied side by side, layer by layer."""
 
     pool: KVPool
     groups: tuple[Group, ...]
@@ -81,7 +80,7 @@ class GroupedAttention:
     def run(self, queries: Tensor, layer: int, plan: GroupedPlan, window: int | None, sinks: Tensor | None = None) -> Tensor:
         if len(plan.groups) == 1:  # which are in order
             return run_group(queries, layer, plan, plan.groups[0], window, sinks)
-        output = queries.new_empty(*queries.shape[:2], plan.pool.row.output_dim)
+        output = queries.new_empty(*queries.shape[:2], plan.pool.rows[layer].output_dim)
         for group in plan.groups:
             assert group.outputs is not None
             output.index_copy_(0, group.outputs, run_group(queries, layer, plan, group, window, sinks))
@@ -89,18 +88,18 @@ class GroupedAttention:
 
     def _buffer(self, pool: KVPool, num_rows: int) -> Tensor:
         """The same memory for every pass: for some new megabytes a system may take longer than for copying into them."""
-        shape = (num_rows, *pool.storage.shape[2:])
-        if len(self._memory) < prod(shape):
+        size = num_rows * max(row.num_numbers for row in pool.storages)
+        if len(self._memory) < size:
             with torch.inference_mode(False):  # to be written to outside of it too
-                self._memory = torch.empty(prod(shape) * 5 // 4, dtype=self._dtype, device=pool.storage.device)
-        return self._memory[: prod(shape)].view(shape)
+                self._memory = torch.empty(size * 5 // 4, dtype=self._dtype, device=pool.device)
+        return self._memory
 
     def _group(self, batch: Batch, pool: KVPool, members: list[int], known: tuple[NDArray, ...]) -> Group:
         """Tensors are not looked into."""
         assert isinstance(batch.rows, HostRows)
         own_queries, own_kept, own_outputs, own_slots, own_bias, sees_all = filled(np.array(members), *known)
         num_members, _, num_queries, num_rows = own_bias.shape
-        device = pool.storage.device
+        device = pool.device
         queries = kept = outputs = None
         if num_members < batch.batch_size or len(own_kept) < len(own_queries):
             queries, kept, outputs = (on(device, own) for own in (own_queries, own_kept, own_outputs))
@@ -180,15 +179,15 @@ def with_mask(bias: Tensor, mask: Tensor, lengths: list[int]) -> Tensor:
 
 def run_group(queries: Tensor, layer: int, plan: GroupedPlan, group: Group, window: int | None, sinks: Tensor | None) -> Tensor:
     """[R, heads, numbers of a value] for the R queries of a group."""
-    (num_members, num_queries, _), scale = group.shape, plan.pool.row.scale
+    (num_members, num_queries, _), scale = group.shape, plan.pool.rows[layer].scale
     num_heads, head_dim = queries.shape[1:]
     own = queries if group.queries is None else queries.index_select(0, group.queries)
     own = own.view(num_members, num_queries, num_heads, head_dim)
     if group.views:
-        keys, values = group.views[0][layer], group.views[1][layer]
+        keys, values = group.views[layer]
     else:
         assert group.slots is not None
-        keys, values = plan.pool.read(layer, group.slots, num_members, plan.buffer[: len(group.slots)])
+        keys, values = plan.pool.read(layer, group.slots, num_members, plan.buffer)
     shared = num_heads // keys.shape[1]
     # Half-precision products of all queries that share their keys take less time than of one head after the other.
     if shared > 1 and num_queries <= MANY_QUERIES and (num_queries == 1 or queries.dtype != torch.float32):

@@ -67,7 +67,7 @@ def run_sequence(
             bias = torch.zeros(distances.shape, dtype=queries.dtype, device=keys.device)
         bias = bias.masked_fill(distances >= window, -torch.inf)
     own_sinks = None if sinks is None else sinks[:, None]
-    attended = attend(queries.transpose(0, 1)[None], keys, values, bias, own_sinks, pool.row.scale)
+    attended = attend(queries.transpose(0, 1)[None], keys, values, bias, own_sinks, pool.rows[layer].scale)
     return attended[0].transpose(0, 1)
 
 

@@ -35,13 +35,12 @@ NO_WIDTHS = np.zeros(0, dtype=np.int64)
 class RowPlan:
     """alone: the sequences that go through torch. positions: [R] of the other rows, which layers with a window look at.
 
-    cache: [L, S, 2 or 1, kv heads, P] pairs. rows, bounds, prefixes, widths, seen, firsts, table: see `row_attention`.
+    rows, bounds, prefixes, widths, seen, firsts, table: see `row_attention`.
     """
 
     pool: KVPool
     alone: list[SequencePlan]
     positions: Ints
-    cache: NDArray
     rows: Ints
     bounds: Ints
     prefixes: Ints
@@ -74,35 +73,33 @@ class RowAttention(WholeLayers):
         # Compiled now rather than in the first pass.
         nothing = torch.zeros(1, dtype=torch.int64)
         batch = Batch(nothing, nothing, nothing, (0, 1), HostRows((1,), (range(1),)), None)
-        pool = KVPool(1, 1, RowShape(1, 2 * LANES), dtype, "cpu")
+        pool = KVPool([RowShape(1, 2 * LANES)], 1, dtype, "cpu")
         self.run(torch.zeros(1, 1, 2 * LANES, dtype=dtype), 0, self.plan(batch, pool), None)
 
     def plan(self, batch: Batch, pool: KVPool) -> RowPlan:
         assert isinstance(batch.rows, HostRows)
         use_torch_threads()
         starts, lengths = np.array(batch.query_starts), np.array(batch.rows.kv_lens)
-        leaves_some = not self._takes_all and pool.row.value_dim is None
+        leaves_some = not self._takes_all and all(row.value_dim is None for row in pool.storages)
         are_many = (starts[1:] - starts[:-1] > MANY_QUERIES) & (lengths > MANY_ROWS) & leaves_some
         alone = [sequence_plan(batch, int(b), self._dtype) for b in np.flatnonzero(are_many)]
         seen, widths = (NOTHING_SEEN, NO_WIDTHS) if batch.tree_mask is None else host_mask(batch.tree_mask)
         firsts, table = batch.rows.firsts_and_table()
         rows, bounds, prefixes, widths, firsts = decoded_rows(starts, lengths, widths, firsts, are_many)
         positions = batch.positions.numpy()
-        cache = pool.storage.view(PAIRS[self._dtype]).numpy()
-        return RowPlan(
-            pool, alone, positions[rows] if alone else positions, cache, rows, bounds, prefixes, widths, seen, firsts, table
-        )
+        own_positions = positions[rows] if alone else positions
+        return RowPlan(pool, alone, own_positions, rows, bounds, prefixes, widths, seen, firsts, table)
 
     def whole_layers(self, plan: RowPlan) -> RowPlan | None:
         return None if plan.alone else plan
 
     def run(self, queries: Tensor, layer: int, plan: RowPlan, window: int | None, sinks: Tensor | None = None) -> Tensor:
-        queries, row, pairs = queries.contiguous(), plan.pool.row, PAIRS[self._dtype]
+        queries, row, pairs = queries.contiguous(), plan.pool.rows[layer], PAIRS[self._dtype]
         outputs = queries.new_empty(*queries.shape[:2], row.output_dim)
-        own_queries, own_outputs = queries.view(pairs).numpy(), outputs.view(pairs).numpy()
+        own_queries, own_outputs, cache = (own.view(pairs).numpy() for own in (queries, outputs, plan.pool.layers[layer]))
         own_sinks = sinks_for(sinks, queries.shape[1])
         scale = np.float32(scale_of(row.head_dim) if row.scale is None else row.scale * LOG2_E)
-        row_attention(own_queries, plan.cache[layer], own_outputs, own_sinks, scale, plan.lows_of(window), *plan.seen_rows())
+        row_attention(own_queries, cache, own_outputs, own_sinks, scale, plan.lows_of(window), *plan.seen_rows())
         for own in plan.alone:
             outputs[own.rows] = run_sequence(queries[own.rows], plan.pool, layer, own, window, sinks)
         return outputs

@@ -67,8 +67,10 @@ def flashinfer_attention(device: str, dtype: torch.dtype, rows: set[RowShape]) -
         raise ValueError("--attention-backend flashinfer needs a GPU; use torch")
     if dtype == torch.float32:
         raise ValueError("--attention-backend flashinfer computes in bfloat16 or float16 only; add --dtype bfloat16, or use triton")
-    if any(row.value_dim for row in rows):
-        raise ValueError("--attention-backend flashinfer is not connected for latents, which this model's layers keep; use triton")
+    if any(row.value_dim or row.scale for row in rows):
+        raise ValueError(
+            "--attention-backend flashinfer is not connected for latents, or scores that are scaled otherwise; use triton"
+        )
     unsupported = sorted({row.head_dim for row in rows} - set(HEAD_DIMS))
     if unsupported:
         raise ValueError(f"--attention-backend flashinfer has no kernel for heads of {unsupported[0]} dimensions; use triton")

@@ -43,9 +43,10 @@ class TritonAttention:
         return TritonPlan(pool, rows, queries_of, masks, batch.positions)
 
     def run(self, queries: Tensor, layer: int, plan: TritonPlan, window: int | None, sinks: Tensor | None = None) -> Tensor:
+        row = plan.pool.rows[layer]
         return tree_attention(
             queries,
-            plan.pool.storage[layer],
+            plan.pool.layers[layer],
             plan.rows.pages,
             plan.rows.kv_lens,
             plan.queries_of,
@@ -54,8 +55,8 @@ class TritonAttention:
             page_size=plan.rows.page_size,
             window=window,
             sinks=sinks,
-            value_dim=plan.pool.row.value_dim,
-            scale=plan.pool.row.scale,
+            value_dim=row.value_dim,
+            scale=row.scale,
         )
 
 

@@ -1,12 +1,17 @@
 """The tensors of a paged KV cache."""
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from eagle_rt.cache.memories import Memories
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,42 +48,68 @@ class RowShape:
 
 
 class KVPool:
-    """Rows of every cache slot: storage [L, S, 2, heads, head_dim], key and value side by side, or [L, S, 1, heads, head_dim] where
-    the `row` has one for both.
+    """Rows of every cache slot, of each layer [S, 2, heads, head_dim], key and value side by side, or [S, 1, heads, head_dim] where
+    its row has one for both.
 
-    There is one pool for the target and one for the head, indexed by the same slots. is_part: others hold other heads, and what
-    is done to rows has to be done there too. memories: of layers that have those instead, if the model has such.
+    There is one pool for the target and one for the head, indexed by the same slots. rows: what each layer keeps of a token;
+    storages: of like layers, by their rows, one behind the other [L, S, ...]. is_part: others hold other heads, and what is done
+    to rows has to be done there too. memories: of layers that have those instead, if the model has such.
     """
 
     is_part = False
     memories: Memories | None = None
 
-    def __init__(self, num_layers: int, num_slots: int, row: RowShape, dtype: torch.dtype, device: str) -> None:
-        self.row = row
-        self.storage = torch.zeros(num_layers, num_slots, *row.sizes, dtype=dtype, device=device)
-        self._layers = self.storage.unbind(0)
+    def __init__(self, rows: Sequence[RowShape], num_slots: int, dtype: torch.dtype, device: str) -> None:
+        self.rows = tuple(rows)
+        self.storages = {
+            row: torch.zeros(count, num_slots, *row.sizes, dtype=dtype, device=device) for row, count in Counter(self.rows).items()
+        }
+        self.layers = self._by_layer({row: storage.unbind(0) for row, storage in self.storages.items()})
+
+    def _by_layer(self, own: dict[RowShape, Iterable[T]]) -> tuple[T, ...]:
+        """Of each layer its own, from those of like layers in order."""
+        following = {row: iter(values) for row, values in own.items()}
+        return tuple(next(following[row]) for row in self.rows)
+
+    @property
+    def storage(self) -> Tensor:
+        """[L, S, ...] that of all layers, where these are alike."""
+        (only,) = self.storages.values()
+        return only
+
+    @property
+    def device(self) -> torch.device:
+        return self.layers[0].device
 
     def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
         """rows: [T, 2 or 1, heads, head_dim] goes to slots [T]."""
-        self._layers[layer].index_copy_(0, slots, rows)
+        self.layers[layer].index_copy_(0, slots, rows)
 
     def read(
         self, layer: int, slots: Tensor | slice, num_sequences: int = 1, buffer: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(keys, values) of one layer, each [n, heads, K, numbers of a head], from n * K slots; views where `slots` is a slice.
 
-        buffer: [n * K, 2 or 1, heads, head_dim] memory to copy them to.
+        buffer: flat memory for n * K rows of any layer, to copy them to.
         """
-        storage = self._layers[layer]
-        rows = storage[slots] if isinstance(slots, slice) else torch.index_select(storage, 0, slots, out=buffer)
-        keys, values = self.row.split(rows.unflatten(0, (num_sequences, -1)))
+        storage, row = self.layers[layer], self.rows[layer]
+        if isinstance(slots, slice):
+            rows = storage[slots]
+        else:
+            out = None if buffer is None else buffer[: len(slots) * row.num_numbers].view(len(slots), *row.sizes)
+            rows = torch.index_select(storage, 0, slots, out=out)
+        keys, values = row.split(rows.unflatten(0, (num_sequences, -1)))
         return keys.transpose(1, 2), values.transpose(1, 2)
 
-    def views(self, slots: slice) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """`read` of every layer at once: (keys of each layer, values of each layer)."""
-        keys, values = self.row.split(self.storage[:, None, slots])
-        return keys.transpose(2, 3).unbind(0), values.transpose(2, 3).unbind(0)
+    def views(self, slots: slice) -> tuple[tuple[Tensor, Tensor], ...]:
+        """`read` of every layer at once."""
+        own = {}
+        for row, storage in self.storages.items():
+            keys, values = (part.transpose(2, 3).unbind(0) for part in row.split(storage[:, None, slots]))
+            own[row] = zip(keys, values, strict=True)
+        return self._by_layer(own)
 
     def move(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy rows [M] in every layer. Sources and destinations may overlap: all rows are read before any is written."""
-        self.storage.index_copy_(1, destinations, self.storage.index_select(1, sources))
+        for storage in self.storages.values():
+            storage.index_copy_(1, destinations, storage.index_select(1, sources))

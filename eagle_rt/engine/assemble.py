@@ -57,13 +57,13 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     num_states = config.max_running_requests + 1  # and one for the padding of captured steps
     saved_rows = range(num_states, num_states + num_saved(config, spec))
     pool = models.target.make_pool(num_slots, num_states + len(saved_rows))
-    rows = {spec.shape.row} | ({head.shape.row} if head else set())
+    rows = {*models.target.rows, *([head.shape.row] if head else ())}
     backend = attention_backend(config.attention_backend, device, dtype, rows)
     operations = step_operations(config.attention_backend, config.speculative_score_sharpness)
     rule = load_rule(config.tree_rule, tree_shape) if head and config.tree_rule else None
     drafter = None
     if head:
-        parts = head, KVPool(head.num_layers, num_slots, head.shape.row, dtype, device), backend, operations
+        parts = head, KVPool([head.shape.row] * head.num_layers, num_slots, dtype, device), backend, operations
         options = {"tree": tree_shape, "num_states": num_states, "couples": config.speculative_coupling == "auto"}
         is_drawn = isinstance(rule, StaticTree)
         drafter = DrawnTreeDrafter(*parts, paths=rule.paths, **options) if is_drawn else TreeDrafter(*parts, **options)

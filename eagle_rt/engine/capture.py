@@ -50,7 +50,8 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dt
         own.mixing.num_taken * (4 * own.intermediate_size + shape.hidden_size) + own.count if own else 4 * shape.intermediate_size
         for own in spec.experts
     )
-    layer = (8 * shape.hidden_size + gates + 4 * shape.num_heads * shape.head_dim) * dtype.itemsize
+    attention = max(own.num_heads * own.head_dim for own in spec.layer_shapes)
+    layer = (8 * shape.hidden_size + gates + 4 * attention) * dtype.itemsize
     if own := spec.delta_net:  # of whose layers all inputs are noted until it is known what is kept
         width, num_layers = own.num_channels + own.values_size, sum(map(bool, spec.delta_nets))
         layer += num_layers * (width + 2 * own.num_heads) * dtype.itemsize + 4 * (width + 2 * own.values_size)

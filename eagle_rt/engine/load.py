@@ -296,14 +296,15 @@ def attention_weights(shape: LayerShape) -> int:
 
 def num_weights(spec: ModelSpec, *, of_all_experts: bool = False) -> int:
     """About how many weights one token of the target reads; of all experts, how many there are but for embeddings."""
-    shape = spec.shape
-    attention = attention_weights(shape) // shape.hidden_size
-    outputs = spec.vocab_size
-    for experts, delta_net in zip(spec.experts, spec.delta_nets, strict=True):
-        gates = 3 * shape.intermediate_size
+    outputs, size = spec.vocab_size, spec.shape.hidden_size
+    for shape, experts, delta_net in zip(spec.layer_shapes, spec.experts, spec.delta_nets, strict=True):
+        if not experts or experts.beside_gate:
+            outputs += 3 * shape.intermediate_size
         if experts:
             routed = experts.count if of_all_experts else experts.mixing.top_k
-            gates = experts.count + (routed + experts.mixing.num_shared) * 3 * experts.intermediate_size
-        outputs += gates
-        outputs += delta_net.num_channels + 2 * delta_net.values_size + 2 * delta_net.num_heads if delta_net else attention
-    return shape.hidden_size * outputs
+            outputs += experts.count + (routed + experts.mixing.num_shared) * 3 * experts.intermediate_size
+        if delta_net:
+            outputs += delta_net.num_channels + 2 * delta_net.values_size + 2 * delta_net.num_heads
+        else:
+            outputs += attention_weights(shape) // size
+    return size * outputs

@@ -50,7 +50,8 @@ class ExpertTensors:
     all have biases, with one axis less, or none has. Of shared ones, the last, the router knows nothing,
     or has a gate of them all behind the others.
 
-    choice_bias: [experts] float32, added to how likely experts are where they are chosen, but not to what they count.
+    choice_bias: [experts] float32, added to how likely experts are where they are chosen, but not to what they count; share_scales:
+    [experts] float32, multiplied with what they count.
     """
 
     router: Tensor
@@ -60,6 +61,7 @@ class ExpertTensors:
     gate_and_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
     choice_bias: Tensor | None = None
+    share_scales: Tensor | None = None
 
     @property
     def count(self) -> int:
@@ -103,9 +105,10 @@ def of_best_groups(wanted: Tensor, mixing: Mixing) -> Tensor:
     return groups.masked_fill(~is_best[..., None], -torch.inf).flatten(1)
 
 
-def mix_experts(x: Tensor, weights: ExpertTensors, mixing: Mixing) -> Tensor:
-    """[R, H] what the experts of every row of x [R, H] add to it, each by its share."""
-    shares, experts = routed(x, weights, mixing)
+def mix_experts(x: Tensor, weights: ExpertTensors, mixing: Mixing, router_x: Tensor | None = None) -> Tensor:
+    """[R, H] what the experts of every row of x [R, H] add to it, each by its share. router_x: what they are chosen by, if not
+    x."""
+    shares, experts = routed(x if router_x is None else router_x, weights, mixing)
     if kernel := triton_kernel("mix_experts", x):
         return kernel(x, shares, experts, weights, mixing)
     return add_experts(x, shares, experts, weights, mixing)
@@ -114,7 +117,8 @@ def mix_experts(x: Tensor, weights: ExpertTensors, mixing: Mixing) -> Tensor:
 def routed(x: Tensor, weights: ExpertTensors, mixing: Mixing) -> tuple[Tensor, Tensor]:
     """`route` of rows of x [R, H]."""
     logits = functional.linear(x.to(weights.router.dtype), weights.router, weights.router_bias)
-    return route(logits, mixing, weights.choice_bias)
+    shares, experts = route(logits, mixing, weights.choice_bias)
+    return shares if weights.share_scales is None else shares * weights.share_scales[experts], experts
 
 
 def add_experts(x: Tensor, shares: Tensor, experts: Tensor, weights: ExpertTensors, mixing: Mixing) -> Tensor:

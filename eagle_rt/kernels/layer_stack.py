@@ -92,7 +92,7 @@ def feed_forward_weights(products: list[Weights], parts: Sequence[LayerParts]) -
         return GateWeights(gate_and_up, down, in_float32(form))
     router, gate_and_up, down = products
     choice_biases = np.stack([layer.choice_bias for layer in parts if layer.choice_bias is not None])
-    return expert_weights(router, gate_and_up, down, choice_biases, form)
+    return expert_weights(router, gate_and_up, down, choice_biases, np.zeros((len(parts), 0), dtype=np.float32), form)
 
 
 def side_by_side(norms: Sequence[RMSNorm]) -> NDArray[np.float32]:

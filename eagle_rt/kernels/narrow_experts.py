@@ -75,8 +75,8 @@ class NarrowExperts:
         own = self.gate_and_up.unpacked(), self.down.unpacked()
         return (torch.cat((own[0], self._apart[0])), torch.cat((own[1], self._apart[1]))) if self._apart else own
 
-    def __call__(self, x: Tensor) -> Tensor:
-        shares, experts = routed(x, self._others, self._mixing)
+    def __call__(self, x: Tensor, router_x: Tensor | None = None) -> Tensor:
+        shares, experts = routed(x if router_x is None else router_x, self._others, self._mixing)
         if kernel := triton_kernel("mix_experts", x):
             added = kernel(x, shares, experts, self, self._mixing)
         else:

@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -44,17 +46,24 @@ class PanelExperts:
         self.router = RowProduct(functional.pad(router, (0, 0, 0, more)), bias)
         stacks = (weights.gate_and_up, weights.gate_and_up_bias), (weights.down, weights.down_bias)
         self.gate_and_up, self.down = (product_stack(own, biases, quantization) for own, biases in stacks)
-        bias = weights.choice_bias
-        self.mixing, self.choice_bias = mixing, (torch.empty(0) if bias is None else bias).numpy()
+        self.choice_bias, self._share_scales = map(numbers_of, (weights.choice_bias, weights.share_scales))
+        self.mixing = mixing
         self(torch.zeros(1, router.shape[1], dtype=router.dtype))  # compiled now rather than in the first pass
 
     def unpacked(self) -> tuple[Tensor, Tensor]:
         """Gates and ups, and downs, copied."""
         return self.gate_and_up.unpacked(), self.down.unpacked()
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, router_x: Tensor | None = None) -> Tensor:
         use_torch_threads()
         outputs = torch.empty_like(x, memory_format=torch.contiguous_format)
-        weights = expert_weights(self.router.weights, self.gate_and_up.weights, self.down.weights, self.choice_bias, self.mixing)
-        mix_rows(array_of(x.contiguous()), weights, array_of(outputs))
+        products = (self.router.weights, self.gate_and_up.weights, self.down.weights)
+        weights = expert_weights(*products, self.choice_bias, self._share_scales, self.mixing)
+        inputs, router_inputs = (array_of(own.contiguous()) for own in (x, x if router_x is None else router_x))
+        mix_rows(inputs, router_inputs, weights, array_of(outputs))
         return outputs
+
+
+def numbers_of(own: Tensor | None) -> NDArray[np.float32]:
+    """None of them where there are none."""
+    return (torch.empty(0) if own is None else own).numpy()

@@ -38,20 +38,22 @@ class RMSNorm:
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """Those of queries and of keys, with one eps, over the numbers of a head. follow_turning: whether what has been turned is
-    normed, as in Hunyuan; elsewhere what has been normed is turned."""
+    """Those of queries and of keys, and of values if these are normed, with one eps, over the numbers of a head. follow_turning:
+    whether what has been turned is normed, as in Hunyuan; elsewhere what has been normed is turned."""
 
     queries: RMSNorm
     keys: RMSNorm
     follow_turning: bool = False
+    values: RMSNorm | None = None
 
     @property
     def eps(self) -> float:
         return self.queries.eps
 
     @property
-    def weights(self) -> tuple[Tensor, Tensor]:
-        return self.queries.weight, self.keys.weight
+    def weights(self) -> tuple[Tensor, ...]:
+        """Of queries, of keys, and of values if these are normed."""
+        return tuple(norm.weight for norm in (self.queries, self.keys, self.values) if norm)
 
     def __call__(self, heads: Tensor, num_queries: int) -> Tensor:
         """Of heads [T, N, head_dim], of which the first are queries and the others keys."""

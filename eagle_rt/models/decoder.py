@@ -46,7 +46,8 @@ class Decoder(CompilableLayers):
 
     feature_layers: layers whose input is handed to the draft head; num_layers means the output of the last one, and
     FINAL_NORM that output after the final norm. quantization: of the weights of products, see `products.product_with`, layer by
-    layer as they are read. shard: the part of it that this process holds, and total: the sum of what all hold.
+    layer as they are read. rows: what each of its layers that look back keeps of a token. shard: the part of it that this process
+    holds, and total: the sum of what all hold.
     """
 
     def __init__(
@@ -62,19 +63,22 @@ class Decoder(CompilableLayers):
         total: Total = whole,
     ) -> None:
         self.spec = spec
-        shape, vocab_size = shard.layer_shape(spec.shape), spec.vocab_size
-        size, eps = shape.hidden_size, shape.rms_norm_eps
+        shapes, vocab_size = [shard.layer_shape(own) for own in spec.layer_shapes], spec.vocab_size
+        size, eps = spec.shape.hidden_size, spec.shape.rms_norm_eps
         is_part = shard != WHOLE
         if is_part:
-            checkpoint = ShardedCheckpoint(checkpoint, shard, spec.shape.num_kv_heads)
+            checkpoint = ShardedCheckpoint(checkpoint, shard, spec)
         self.embedding = checkpoint.take("model.embed_tokens.weight", (vocab_size, size))
         names = [f"model.layers.{index}" for index in range(spec.num_layers)]
         self._norms = [norm(checkpoint, f"{name}.input_layernorm", size, eps) for name in names]
-        kinds = zip(names, spec.windows, map(shard.expert_shape, spec.experts), spec.delta_nets, strict=True)
+        kinds = zip(names, shapes, spec.windows, map(shard.expert_shape, spec.experts), spec.delta_nets, strict=True)
         self._blocks = [
             Block(checkpoint, name, shape, size, window, experts, total, quantization, delta_net)
-            for name, window, experts, delta_net in kinds
+            for name, shape, window, experts, delta_net in kinds
         ]
+        # What the residual stream is multiplied with behind layers (Gemma 4).
+        scales = [checkpoint.take_optional(f"{name}.layer_scalar", (1,)) for name in names]
+        self._scales = [None if scale is None else scale.item() for scale in scales]
         # Of each layer where its own are in the cache: among the keys and values of all, or among their memories.
         self._places = [
             sum(bool(own) == bool(delta_net) for own in spec.delta_nets[:index]) for index, delta_net in enumerate(spec.delta_nets)
@@ -87,7 +91,8 @@ class Decoder(CompilableLayers):
         else:
             self.lm_head = linear(checkpoint, "lm_head", vocab_size // shard.size, size, of_output_layer(quantization))
         self._num_memories = sum(map(bool, spec.delta_nets))
-        self._pool_shape = spec.num_layers - self._num_memories, shape.row, dtype, device
+        self.rows = tuple(shape.row for shape, delta_net in zip(shapes, spec.delta_nets, strict=True) if not delta_net)
+        self._dtype, self._device = dtype, device
         self._rope = Rope(spec.rope, context_length, dtype, device)
         self._window_rope = Rope(spec.window_rope, context_length, dtype, device) if spec.window_rope else None
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=dtype).item()  # rounded as numbers of the model are
@@ -101,23 +106,21 @@ class Decoder(CompilableLayers):
 
     def make_pool(self, num_slots: int, num_texts: int) -> KVPool:
         """A cache for its keys and values, and for what it remembers of so many texts."""
-        num_layers, row, dtype, device = self._pool_shape
-        pool = KVPool(num_layers, num_slots, row, dtype, device)
+        pool = KVPool(self.rows, num_slots, self._dtype, self._device)
         if delta_net := self.spec.delta_net:
-            pool.memories = Memories(self._num_memories, num_texts, delta_net, dtype, device)
+            pool.memories = Memories(self._num_memories, num_texts, delta_net, self._dtype, self._device)
         return pool
 
     @property
     def bytes_per_slot(self) -> int:
         """What each slot of such a cache takes."""
-        num_layers, row, dtype, _ = self._pool_shape
-        return num_layers * row.num_numbers * dtype.itemsize
+        return sum(row.num_numbers for row in self.rows) * self._dtype.itemsize
 
     @property
     def bytes_per_text(self) -> int:
         """What it remembers of a text takes beside that."""
-        delta_net, dtype = self.spec.delta_net, self._pool_shape[2]
-        return Memories.bytes_per_text(self._num_memories, delta_net, dtype) if delta_net else 0
+        delta_net = self.spec.delta_net
+        return Memories.bytes_per_text(self._num_memories, delta_net, self._dtype) if delta_net else 0
 
     def close(self) -> None:
         """Let go of what does not end by itself."""
@@ -139,6 +142,8 @@ class Decoder(CompilableLayers):
             x, normed = block_norm.after_adding(x, delta)
             captured[index] = x
             x, delta = block(x, normed, self._places[index], context)
+            if scale := self._scales[index]:
+                x, delta = (x + delta) * scale, None
         x, hidden = self.final_norm.after_adding(x, delta)
         captured |= {self.spec.num_layers: x, FINAL_NORM: hidden}
         features = torch.cat([captured[index] for index in feature_layers], dim=-1) if feature_layers else None
@@ -146,7 +151,10 @@ class Decoder(CompilableLayers):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[R, H] final hidden states to [R, V] logits in the model's precision."""
-        return self.lm_head(hidden)
+        logits = self.lm_head(hidden)
+        if cap := self.spec.logit_cap:
+            logits = logits.div_(cap).tanh_().mul_(cap)
+        return logits
 
 
 def load_decoder(

@@ -1,5 +1,6 @@
 """A feed-forward part of many experts, of which every token takes a few."""
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,11 @@ class Experts(Opaque):
         return Experts(self.weights, self.form, "int8")
 
     def apply(self, x: Tensor) -> Tensor:
-        return self._laid_out(x) if self._laid_out else mix_experts(x, self._weights, self.form)
+        return self.chosen_by(None, x)
+
+    def chosen_by(self, router_x: Tensor | None, x: Tensor) -> Tensor:
+        """What they add to x [R, H] where a router looks at another [R, H]."""
+        return self._laid_out(x, router_x) if self._laid_out else mix_experts(x, self._weights, self.form, router_x)
 
 
 def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: ExpertShape, quantization: Quantization) -> Experts:
@@ -87,7 +92,9 @@ def one_by_one(checkpoint: Checkpoint, prefix: str, router: Tensor, shape: Exper
     choice_bias = None
     if f"{prefix}.{CHOICE_BIAS}" in checkpoint:
         choice_bias = checkpoint.take_raw(f"{prefix}.{CHOICE_BIAS}", (shape.count,)).to(router.device, torch.float32)
-    return ExpertTensors(router, gate_and_up.flatten(1, 2), down, choice_bias=choice_bias)
+    share_scales = checkpoint.take_optional(f"{prefix}.gate.per_expert_scale", (shape.count,))
+    share_scales = None if share_scales is None else share_scales.float()
+    return ExpertTensors(router, gate_and_up.flatten(1, 2), down, choice_bias=choice_bias, share_scales=share_scales)
 
 
 def fill_shared(checkpoint: Checkpoint, prefix: str, gate_and_up: Tensor, down: Tensor) -> None:
@@ -129,7 +136,10 @@ def side_by_side(checkpoint: Checkpoint, prefix: str, router: Tensor, shape: Exp
 
 
 def expert_name(stored: str) -> str:
-    """A stored name of a target's tensor as it is taken by: Mixtral's, MiniMax', gpt-oss' and Qwen3.5's have names of their own."""
+    """A stored name of a target's tensor as it is taken by: Mixtral's, MiniMax', gpt-oss', Qwen3.5's and Gemma 4's have names of
+    their own."""
+    stored = re.sub(r"(\.\d+)\.router\.(proj\.)?", r"\1.mlp.gate.", stored)
+    stored = re.sub(r"(\.layers\.\d+)\.experts\.", r"\1.mlp.experts.", stored)
     stored = stored.replace(".mlp.router.", ".mlp.gate.").replace(".mlp.shared_expert.", ".mlp.shared_experts.")
     if ".block_sparse_moe." not in stored:
         return stored

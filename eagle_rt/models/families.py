@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from eagle_rt.kernels.gate import GEGLU
+
 # Architectures, and whether the config's `sliding_window` applies where `use_sliding_window` is not set (None: it never does).
 # Everything else in which they differ (biases, norms on queries and keys) is read off the tensors in the file.
 FAMILIES = {
@@ -31,6 +33,7 @@ FAMILIES = {
     "Qwen2MoeForCausalLM": False,
     "BailingMoeV2ForCausalLM": None,
     "Llama4ForCausalLM": None,
+    "Gemma4ForCausalLM": True,
 }
 # Models that see, too: the part of them that reads is served. What that is, and of which type its `text_config` may be (or all of
 # its config.json, in which the first Qwen2.5-VL have it).
@@ -43,8 +46,11 @@ READING_PARTS = {
     "Qwen3_5ForConditionalGeneration": ("Qwen3_5ForCausalLM", "qwen3_5_text"),
     "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", "llama4_text"),
+    "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", "gemma4_text"),
 }
-GEMMAS = "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
+GEMMA3S = "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
+GEMMA4S = "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"
+GEMMAS = *GEMMA3S, *GEMMA4S
 LLAMA4S = "Llama4ForCausalLM", "Llama4ForConditionalGeneration"
 # Of their layers attention is over latents.
 LATENTS = "Glm4MoeLiteForCausalLM", "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
@@ -76,6 +82,11 @@ LEFT_OUT = {
         "sliding_window": 4096,
         "sliding_window_pattern": 6,
     },
+    "Gemma4ForCausalLM": {
+        "hidden_size_per_layer_input": 256,
+        "global_head_dim": 512,
+        "tie_word_embeddings": True,
+    },
     "Ernie4_5ForCausalLM": {"rope_theta": 500000.0, "tie_word_embeddings": True},
     "Glm4ForCausalLM": {"partial_rotary_factor": 0.5},
     "Glm4MoeForCausalLM": {"norm_topk_prob": True, "partial_rotary_factor": 0.5},
@@ -99,6 +110,7 @@ LEFT_OUT = {
 # What their configs call otherwise than others do that have the same.
 RENAMED = {
     "BailingMoeV2ForCausalLM": {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
+    "Gemma4ForCausalLM": {"top_k_experts": "num_experts_per_tok"},
     "Llama4ForCausalLM": {
         "num_local_experts": "n_routed_experts",
         "intermediate_size": "moe_intermediate_size",
@@ -111,9 +123,11 @@ MIXINGS = {
     "DeepseekV2ForCausalLM": {"by_sigmoid": False},
     "MiniMaxM2ForCausalLM": {"by_sigmoid": True},
     **{name: {"weighs_inputs": True} for name in LLAMA4S},
+    **{name: {"normalizes": True, "gate": GEGLU} for name in GEMMA4S},
 }
-# What would make other models of these, were it set.
-UNSUPPORTED = "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"
+# What would make other models of these, were it set; Gemma 4's pictures are seen from both sides, which texts are not.
+UNSUPPORTED = "attn_logit_softcapping", "use_bidirectional_attention", "hidden_size_per_layer_input", "num_kv_shared_layers"
+HARMLESS = {"use_bidirectional_attention": "vision"}
 
 
 def architecture_of(config: dict[str, Any]) -> str:

@@ -74,6 +74,6 @@ class LatentAttention:
         norms, angles = (self._queries_norm, self._latents_norm), context.angles.of(None)
         if context.cache and (write_latents := dispatch.kernel_for("write_latents", inputs)):
             pool, slots = context.cache
-            return write_latents(inputs, *norms, *angles, pool.storage[layer], slots), None
+            return write_latents(inputs, *norms, *angles, pool.layers[layer], slots), None
         queries, latents = inputs.tensor_split((-self._shape.rank - self._shape.rope_dim,), dim=1)
         return normed_queries(queries, norms[0]), latent_rows(latents, norms[1], *angles)

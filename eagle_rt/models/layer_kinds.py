@@ -7,16 +7,18 @@ from typing import Any
 from eagle_rt.kernels.delta_net import DeltaNetShape
 from eagle_rt.kernels.experts import Mixing
 from eagle_rt.kernels.gate import SWIGLU, Gate
-from eagle_rt.models.families import HYBRIDS, MIXINGS, architecture_of
+from eagle_rt.models.families import GEMMA4S, HYBRIDS, MIXINGS, architecture_of
 
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """A feed-forward part of `count` experts, beside those that all tokens share, and how tokens take some."""
+    """A feed-forward part of `count` experts, beside those that all tokens share, and how tokens take some. beside_gate: they
+    stand beside a feed-forward part of one gate, and not in its place."""
 
     count: int
     intermediate_size: int
     mixing: Mixing
+    beside_gate: bool = False
 
 
 def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
@@ -45,7 +47,7 @@ def expert_shape(config: dict[str, Any]) -> ExpertShape | None:
     """
     name = architecture_of(config)
     count = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
-    if not count:
+    if not count or config.get("enable_moe_block") is False:
         return None
     size = config.get("moe_intermediate_size")
     normalizes = config.get("norm_topk_prob", False) or config.get("model_type") == "qwen3_vl_moe_text"
@@ -65,7 +67,7 @@ def expert_shape(config: dict[str, Any]) -> ExpertShape | None:
         if shared_size % size:
             raise ValueError(f"shared_expert_intermediate_size {shared_size} in config.json is no multiple of the experts' {size}")
         mixing = mixing._replace(num_shared=shared_size // size, gates_shared=True)
-    return ExpertShape(count, size, mixing)
+    return ExpertShape(count, size, mixing, beside_gate=name in GEMMA4S)
 
 
 def expert_groups(config: dict[str, Any], count: int) -> dict[str, int]:

@@ -78,7 +78,7 @@ class Attention:
     @property
     def is_plain(self) -> bool:
         """Whether whole layers of it are one compiled function."""
-        return not (self.gates or self._all_head_norms)
+        return not (self.gates or self._all_head_norms or (self.norms and self.norms.values))
 
     @property
     def products(self) -> tuple[OpaqueProduct | None, ...]:
@@ -96,7 +96,7 @@ class Attention:
         """Normed and rotated queries [T, heads, head_dim], and keys and values [T, 2, kv heads, head_dim] if not yet cached."""
         if context.cache:
             pool, slots = context.cache
-            return self._turn_and_write(x, context, pool.storage[layer], slots), None
+            return self._turn_and_write(x, context, pool.layers[layer], slots), None
         qkv, norms, num_turned = self._qkv_heads(x), self.norms, self.num_heads + self._kv_heads
         turned = qkv[:, :num_turned]
         if norms and not norms.follow_turning:
@@ -105,6 +105,8 @@ class Attention:
         if norms and norms.follow_turning:
             turned = norms(turned, self.num_heads)
         qkv[:, :num_turned] = turned
+        if norms and norms.values:
+            qkv[:, num_turned:] = norms.values(qkv[:, num_turned:])
         return qkv[:, : self.num_heads], qkv[:, self.num_heads :].unflatten(1, (2, self._kv_heads))
 
     def _turn_and_write(self, x: Tensor, context: PassContext, storage: Tensor, slots: Tensor) -> Tensor:
@@ -181,27 +183,30 @@ class Block:
         if f"{prefix}.{OUTPUT_NORMS[0]}.weight" in checkpoint:
             of_attention, of_feed_forward = (norm(checkpoint, f"{prefix}.{name}", size, eps) for name in OUTPUT_NORMS)
             self.output_norms = of_attention, of_feed_forward
-        if experts:
-            self.feed_forward = load_experts(checkpoint, f"{prefix}.mlp", shape.hidden_size, experts, quantization)
+        self._beside = None
+        if experts and not experts.beside_gate:
+            self.feed_forward = load_experts(checkpoint, f"{prefix}.mlp", size, experts, quantization)
         else:
             self.feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape, quantization)
+            self._beside = experts and ExpertsBeside(checkpoint, prefix, shape, experts, quantization)
 
     def quantized(self) -> "Block":
         """The same with weights of eight bits; norms stay."""
         other = copy.copy(self)
         other.attention, other.feed_forward = self.attention.quantized(), self.feed_forward.quantized()
+        other._beside = self._beside and self._beside.quantized()
         return other
 
     @property
     def products(self) -> "tuple[OpaqueProduct | ProductStack | NarrowStack | None, ...]":
         """Of its weights."""
-        return *self.attention.products, *self.feed_forward.products
+        return *self.attention.products, *self.feed_forward.products, *(self._beside.products if self._beside else ())
 
     @property
     def parts(self) -> LayerParts | None:
         """What a compiled function for whole layers is made of; None if there is none for such layers."""
         attention, feed_forward = self.attention, self.feed_forward
-        if not isinstance(attention, Attention) or not attention.is_plain:
+        if not isinstance(attention, Attention) or not attention.is_plain or self._beside:
             return None
         products = (attention.qkv.product, attention.output.product, *feed_forward.products)
         return LayerParts(
@@ -221,7 +226,39 @@ class Block:
         added = self._total(self.attention(attention_input, layer, context))
         x, normed = self.feed_forward_norm.after_adding(x, self.output_norms[0](added) if self.output_norms else added)
         added = self._total(self.feed_forward(normed))
+        if self._beside:
+            added = self._beside(added, x, self._total)
         return x, self.output_norms[1](added) if self.output_norms else added
+
+
+class ExpertsBeside:
+    """Experts beside a feed-forward part of one gate (Gemma 4): what both add is normed, each by itself, and summed. Experts look
+    at what attention leaves through a norm of theirs, and their router through another one."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, prefix: str, shape: LayerShape, experts: ExpertShape, quantization: Quantization
+    ) -> None:
+        size, eps = shape.hidden_size, shape.rms_norm_eps
+        self._gate_norm, self._input_norm, self._output_norm = (
+            norm(checkpoint, f"{prefix}.{name}", size, eps)
+            for name in ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
+        )
+        self._router_norm = RMSNorm(checkpoint.take(f"{prefix}.mlp.gate.scale", (size,)) * size**-0.5, eps)
+        self._experts = load_experts(checkpoint, f"{prefix}.mlp", size, experts, quantization)
+
+    @property
+    def products(self) -> "tuple[OpaqueProduct | ProductStack | NarrowStack | None, ...]":
+        return self._experts.products
+
+    def quantized(self) -> "ExpertsBeside":
+        other = copy.copy(self)
+        other._experts = self._experts.quantized()
+        return other
+
+    def __call__(self, gated: Tensor, x: Tensor, total: Total) -> Tensor:
+        """[T, H] the sum; gated: what the feed-forward part of one gate adds, x: what the attention leaves."""
+        added = total(self._experts.chosen_by(self._router_norm(x), self._input_norm(x)))
+        return self._gate_norm(gated) + self._output_norm(added)
 
 
 def norm(checkpoint: Checkpoint, name: str, size: int, eps: float) -> RMSNorm:
@@ -231,15 +268,15 @@ def norm(checkpoint: Checkpoint, name: str, size: int, eps: float) -> RMSNorm:
 def head_norms(checkpoint: Checkpoint, prefix: str, shape: LayerShape, *, turns: bool) -> HeadNorms | None:
     """Their names tell whether they come before turning or after it. turns: whether this layer does,
     where only those that do have some."""
+    ones = RMSNorm(torch.ones(shape.head_dim, device=checkpoint.device), shape.rms_norm_eps)
     if shape.norms_turned and turns:
-        ones = RMSNorm(torch.ones(shape.head_dim, device=checkpoint.device), shape.rms_norm_eps)
         return HeadNorms(ones, ones, follow_turning=True)
     for (queries, keys), follow_turning in ((("q_norm", "k_norm"), False), (("query_layernorm", "key_layernorm"), True)):
         if f"{prefix}.{queries}.weight" in checkpoint:
             of_queries, of_keys = (
                 norm(checkpoint, f"{prefix}.{name}", shape.head_dim, shape.rms_norm_eps) for name in (queries, keys)
             )
-            return HeadNorms(of_queries, of_keys, follow_turning)
+            return HeadNorms(of_queries, of_keys, follow_turning, ones if shape.norms_values else None)
     return None
 
 

@@ -44,5 +44,6 @@ def pass_context(rope: Rope, positions: Tensor, attend: Attend, window_rope: Rop
     if not (dispatch.prefers_triton(positions) or dispatch.prefers_compiled(positions, own[0].dtype)):
         return context
     pool, slots = attend.cache
-    whole = None if query_scales is not None else whole_pass(angles, pool.storage, slots, attend.whole_layers)
+    is_alike = query_scales is None and len(pool.storages) == 1
+    whole = whole_pass(angles, pool.storage, slots, attend.whole_layers) if is_alike else None
     return replace(context, cache=attend.cache, whole=whole)

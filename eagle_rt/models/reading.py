@@ -31,7 +31,7 @@ def text_batch(texts: list[list[int]], device: torch.device) -> Batch:
 
 def text_pool(batch: Batch, num_layers: int, shape: LayerShape, like: Tensor) -> KVPool:
     """A cache that holds just these texts, in the precision and on the device of `like`."""
-    return KVPool(num_layers, len(batch.tokens), shape.row, like.dtype, str(like.device))
+    return KVPool([shape.row] * num_layers, len(batch.tokens), like.dtype, str(like.device))
 
 
 def read_texts(target: Decoder, texts: list[list[int]], feature_layers: tuple[int, ...]) -> TargetOutput:

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from eagle_rt.models.experts import expert_name
-from eagle_rt.models.families import GEMMAS, HYBRIDS, IN_TURNS, LLAMA4S
+from eagle_rt.models.families import GEMMA3S, GEMMA4S, GEMMAS, HYBRIDS, IN_TURNS, LLAMA4S
 from eagle_rt.models.layers import GATES_OF_ATTENTION, OUTPUT_NORMS
 from eagle_rt.models.spec import LatentShape, ModelSpec
 from eagle_rt.models.weights import ChangedCheckpoint, Checkpoint
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 GATES_FIRST = "Qwen3VLMoeForConditionalGeneration", *LLAMA4S
+# Of experts that lie in two tensors each can be taken by itself.
+EACH_ALONE = (*HYBRIDS, *GEMMA4S)
 # Gemma and GLM-4 norm what is added, too.
 GEMMA_NORMS = {
     "post_attention_layernorm": OUTPUT_NORMS[0],
@@ -39,7 +41,7 @@ PARTS_OF_NAMES = {
     **dict.fromkeys(LLAMA4S, LLAMA4_PARTS),
 }
 # Norms whose weights are what they multiply by, less one; that within a gated delta net is not, and is taken raw.
-LESS_ONE = (*GEMMAS, *HYBRIDS)
+LESS_ONE = (*GEMMA3S, *HYBRIDS)
 ONE_EXPERT = r"(?P<stem>.*\.experts)\.(?P<number>\d+)\.(?P<part>(gate|up|down)_proj)\.weight"
 INTO_DELTA_NET = r"(?P<stem>.*\.linear_attn)\.in_proj_(?P<part>qkv|z|b|a)\.weight"
 # With latents, of heads or of what they share, what is turned comes last, the two of a pair side by side.
@@ -61,15 +63,17 @@ class RearrangedCheckpoint(ChangedCheckpoint):
         self._sizes = {"qkv_proj": (queries, keys, keys), "gate_up_proj": (shape.intermediate_size,) * 2}
 
     def __contains__(self, name: str) -> bool:
-        if self._spec.architecture in HYBRIDS and name.endswith(".experts.gate_up_proj"):
-            return False  # each expert can be taken by itself
-        return name in self._tensors or (fused_name(name) or name) in self._tensors
+        name = self._stored_as(name)
+        if self._spec.architecture in EACH_ALONE and name.endswith(".experts.gate_up_proj"):
+            return False
+        return any(own in self._tensors for own in (name, fused_name(name) or name))
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if self._spec.shape.gates_attention and name.endswith((".q_proj.weight", GATES_OF_ATTENTION)):
             tensor = self._queries_or_gates(name, shape)
         else:
-            tensor = self._tensors.take(name, shape) if name in self._tensors else self._part(name, shape)
+            stored = self._stored_as(name)
+            tensor = self._tensors.take(stored, shape) if stored in self._tensors else self._part(stored, shape)
         if self._spec.architecture in GATES_FIRST and name.endswith(".experts.gate_up_proj"):
             return tensor.unflatten(2, (2, -1)).transpose(2, 3).flatten(2)
         if self._spec.architecture in LESS_ONE and name.endswith("norm.weight"):
@@ -78,6 +82,10 @@ class RearrangedCheckpoint(ChangedCheckpoint):
         if (latent := self._spec.shape.latent) and (own := re.search(IN_PAIRS, name)):
             return self._in_halves(tensor, latent.rank if own[1] == "kv_a_proj_with_mqa" else latent.nope_dim, latent)
         return self._in_order(tensor) if re.search(TURNED, name) else tensor
+
+    def _stored_as(self, name: str) -> str:
+        """What makes keys is stored once where it makes values, too."""
+        return name.replace(".v_proj.", ".k_proj.") if ".v_proj." in name and self._spec.shape_of(name).values_as_keys else name
 
     def _part(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A view of the fused tensor, which is held until another one of its kind is wanted."""
@@ -93,7 +101,7 @@ class RearrangedCheckpoint(ChangedCheckpoint):
         return self._held(whole_name, (sum(sizes), *shape[1:])).split(sizes)[FUSED[fused].index(part)]
 
     def _part_of_expert(self, stem: str, number: int, part: str, shape: tuple[int, ...]) -> Tensor:
-        """Qwen3.5's experts lie in two tensors, gates before ups."""
+        """Qwen3.5's and Gemma 4's experts lie in two tensors, gates before ups."""
         experts = next(own for own in self._spec.experts if own)
         if part == "down_proj":
             return self._held(f"{stem}.down_proj", (experts.count, *shape))[number]

@@ -16,7 +16,7 @@ BESIDE_PARAMETERS = "original_max_position_embeddings", "partial_rotary_factor"
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """kind: default, linear, dynamic, llama3, yarn or longrope; parameters: the config's own numbers for it.
+    """kind: one of `INVERSE_FREQUENCIES`; parameters: the config's own numbers for it.
 
     rotary_dim: how many of a head's numbers are turned, the others stay as they are; max_position_embeddings: of the config.
     What is served, `context_length` below, decides the stretch of `dynamic` and `longrope`.
@@ -60,14 +60,18 @@ def rope_from_config(config: dict[str, Any], head_dim: int) -> RopeSpec:
     theta = parameters.get("rope_theta") or config.get("rope_theta") or DEFAULT_THETA
     partial = parameters.get("partial_rotary_factor", 1.0)
     rotary_dim = int(head_dim * partial)
+    if kind == "proportional":
+        rotary_dim = head_dim
     if partial != 1 and (not 2 <= rotary_dim <= head_dim or rotary_dim % 2):
         raise ValueError(f"partial_rotary_factor {partial} in config.json turns {rotary_dim} of a head's {head_dim} numbers")
     return RopeSpec(head_dim, rotary_dim, float(theta), kind, parameters, config.get("max_position_embeddings", 2048))
 
 
-def ropes_from_config(config: dict[str, Any], head_dim: int) -> tuple[RopeSpec, RopeSpec | None]:
+def ropes_from_config(
+    config: dict[str, Any], head_dim: int, global_head_dim: int | None = None
+) -> tuple[RopeSpec, RopeSpec | None]:
     """That of all layers, and that of those with a window where they have one of their own (Gemma 3): in transformers 5 either kind
-    has its parameters, in transformers 4 the second has a base, and no scaling.
+    has its parameters, in transformers 4 the second has a base, and no scaling. global_head_dim: of the first then.
 
     Raises:
         ValueError: as `rope_from_config`.
@@ -79,11 +83,19 @@ def ropes_from_config(config: dict[str, Any], head_dim: int) -> tuple[RopeSpec, 
         full, sliding = {}, {"rope_theta": base, "rope_scaling": None, "rope_parameters": None}
     else:
         return rope_from_config(config, head_dim), None
-    return rope_from_config(config | full, head_dim), rope_from_config(config | sliding, head_dim)
+    return rope_from_config(config | full, global_head_dim or head_dim), rope_from_config(config | sliding, head_dim)
 
 
 def default_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, float]:
     return 1.0 / spec.theta ** (torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32) / spec.rotary_dim), 1.0
+
+
+def proportional_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, float]:
+    """Those of all numbers of a head, of which only the first are turned (Gemma 4): `partial_rotary_factor` says how many."""
+    frequencies, scale = default_frequencies(spec, context_length)
+    num_turned = int(spec.parameters.get("partial_rotary_factor", 1.0) * spec.head_dim // 2)
+    frequencies[num_turned:] = 0.0
+    return frequencies / spec.parameters.get("factor", 1.0), scale
 
 
 def linear_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, float]:
@@ -165,6 +177,7 @@ def longrope_frequencies(spec: RopeSpec, context_length: int) -> tuple[Tensor, f
 
 INVERSE_FREQUENCIES = {
     "default": default_frequencies,
+    "proportional": proportional_frequencies,
     "linear": linear_frequencies,
     "dynamic": dynamic_frequencies,
     "llama3": llama3_frequencies,

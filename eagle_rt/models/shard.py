@@ -34,15 +34,15 @@ class Shard:
         shape, size = spec.shape, self.size
         if spec.delta_net or shape.norms_all_heads:
             raise ValueError(f"--tensor-parallel-size {size}: {spec.architecture} cannot be cut into parts yet; use 1")
-        numbers = {"attention heads": shape.num_heads, "tokens": spec.vocab_size}
+        numbers = [(shape.num_heads, "attention heads"), (spec.vocab_size, "tokens")]
         for experts in spec.experts:
             if experts:
-                numbers["channels of an expert"] = experts.intermediate_size
-            else:
-                numbers["feed-forward channels"] = shape.intermediate_size
-        if size % shape.num_kv_heads:
-            numbers["heads of keys and values"] = shape.num_kv_heads
-        odd = [f"{number} {name}" for name, number in numbers.items() if number % size]
+                numbers.append((experts.intermediate_size, "channels of an expert"))
+            if not experts or experts.beside_gate:
+                numbers.append((shape.intermediate_size, "feed-forward channels"))
+        # Fewer heads are held by several.
+        numbers += [(own.num_kv_heads, "heads of keys and values") for own in spec.layer_shapes if size % own.num_kv_heads]
+        odd = [f"{number} {name}" for number, name in numbers if number % size]
         if odd:
             raise ValueError(f"--tensor-parallel-size {size} does not divide the model's {odd[0]}: choose one that does")
 
@@ -76,9 +76,9 @@ def whole(x: Tensor) -> Tensor:
 class ShardedCheckpoint(ChangedCheckpoint):
     """One shard of a target's tensors: each is asked for by the shape of its part."""
 
-    def __init__(self, tensors: Checkpoint, shard: Shard, num_kv_heads: int) -> None:
+    def __init__(self, tensors: Checkpoint, shard: Shard, spec: ModelSpec) -> None:
         super().__init__(tensors)
-        self._shard, self._num_kv_heads = shard, num_kv_heads
+        self._shard, self._spec = shard, spec
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         shard = self._shard
@@ -89,7 +89,7 @@ class ShardedCheckpoint(ChangedCheckpoint):
         if axis is None:
             return self._tensors.take(name, shape)
         is_shared = re.search(r"\b[kv]_proj\.", name)
-        num_parts = min(shard.size, self._num_kv_heads) if is_shared else shard.size
+        num_parts = min(shard.size, self._spec.shape_of(name).num_kv_heads) if is_shared else shard.size
         full = [size * num_parts if index == axis else size for index, size in enumerate(shape)]
         return shard.part_of(self._tensors.take(name, (*full,)), axis, num_parts)
 

@@ -1,6 +1,7 @@
 """What a checkpoint's config.json says about a decoder. Families are flags, see `families.py`."""
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from eagle_rt.kernels.delta_net import DeltaNetShape
 from eagle_rt.kernels.gate import GEGLU, SWIGLU, Gate
 from eagle_rt.models.families import (
     FAMILIES,
+    GEMMA4S,
     GEMMAS,
+    HARMLESS,
     HYBRIDS,
     LATENTS,
     LEFT_OUT,
@@ -62,8 +65,9 @@ class LatentShape:
 class LayerShape:
     """The numbers that size one attention and feed-forward block; target layers and head layers share them. gates_attention: what
     attention gives is multiplied with gates of its input's; norms_all_heads: norms of queries and keys are over all heads;
-    norms_turned: where they are turned they are normed, by norms that have no weights. latent: of attention over latents, which
-    are what all heads see: there is one head of keys, of as many numbers as are kept."""
+    norms_turned: where they are turned they are normed, by norms that have no weights; norms_values: values are, by such.
+    values_as_keys: values are made by what makes keys. score_scale: what scores are multiplied with, if not 1 / sqrt(head_dim).
+    latent: of attention over latents, which are what all heads see: there is one head of keys, of as many numbers as are kept."""
 
     hidden_size: int
     intermediate_size: int
@@ -75,13 +79,16 @@ class LayerShape:
     gates_attention: bool = False
     norms_all_heads: bool = False
     norms_turned: bool = False
+    norms_values: bool = False
+    values_as_keys: bool = False
+    score_scale: float | None = None
     latent: LatentShape | None = None
 
     @property
     def row(self) -> RowShape:
         """What the cache keeps of a token."""
         if self.latent is None:
-            return RowShape(self.num_kv_heads, self.head_dim)
+            return RowShape(self.num_kv_heads, self.head_dim, scale=self.score_scale)
         return RowShape(self.num_kv_heads, self.head_dim, self.latent.rank, self.latent.scale)
 
 
@@ -91,9 +98,10 @@ class ModelSpec:
     delta_nets: per layer, what stands in attention's place, or None; dtype: the one the checkpoint was saved in; storage: how its
     weights are stored, if not as they are.
 
-    window_rope: of layers with a window, if they have one of their own. longest_text: that is served, where longer ones need what
-    is not supported: attention within chunks of a text, and scaled queries besides. embedding_scale: what embeddings are
-    multiplied by; query_scale: what queries are, besides what attention takes them by.
+    window_rope: of layers with a window, if they have one of their own; global_shape: of those without, if they do. longest_text:
+    that is served, where longer ones need what is not supported: attention within chunks of a text, and scaled queries besides.
+    embedding_scale: what embeddings are multiplied by; query_scale: what queries are, besides what attention takes them by.
+    logit_cap: what logits stay below: it is multiplied with the hyperbolic tangents of their parts of it.
     """
 
     architecture: str
@@ -109,9 +117,21 @@ class ModelSpec:
     delta_nets: tuple[DeltaNetShape | None, ...]
     storage: Storage | None = None
     window_rope: RopeSpec | None = None
+    global_shape: LayerShape | None = None
     longest_text: int | None = None
     embedding_scale: float = 1.0
     query_scale: float = 1.0
+    logit_cap: float | None = None
+
+    @property
+    def layer_shapes(self) -> tuple[LayerShape, ...]:
+        """Of each layer its own."""
+        return tuple(self.shape if window else self.global_shape or self.shape for window in self.windows)
+
+    def shape_of(self, name: str) -> LayerShape:
+        """That of the layer to which a tensor of this name belongs."""
+        own = re.search(r"\.layers\.(\d+)\.", name)
+        return self.layer_shapes[int(own[1])] if own else self.shape
 
     @property
     def usual_length(self) -> int:
@@ -170,7 +190,7 @@ def model_spec(config: dict[str, Any]) -> ModelSpec:
         raise ValueError(f"the part of {name} that reads is of type {config.get('model_type')}, which is not {' or '.join(types)}")
     config = LEFT_OUT.get(family, {}) | config
     config |= {own: config[given] for given, own in RENAMED.get(family, {}).items() if given in config}
-    unsupported = [own for own in UNSUPPORTED if config.get(own)]
+    unsupported = [own for own in UNSUPPORTED if config.get(own) and config[own] != HARMLESS.get(own)]
     if unsupported:
         raise ValueError(f"{unsupported[0]} {config[unsupported[0]]!r} in config.json is not supported")
     try:
@@ -189,10 +209,14 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
         gates_attention=name in HYBRIDS,
         norms_all_heads=name in NORMS_ALL_HEADS,
         norms_turned=name in LLAMA4S and config.get("use_qk_norm", True),
+        norms_values=name in GEMMA4S,
+        score_scale=1.0 if name in GEMMA4S else None,
     )
+    global_shape = gemma4_global_shape(config, shape) if name in GEMMA4S else None
     if rotary_dim := config.get("rotary_dim"):
         config = {"partial_rotary_factor": rotary_dim / shape.head_dim} | config
-    rope, window_rope = ropes_from_config(config, config["qk_rope_head_dim"] if name in LATENTS else shape.head_dim)
+    head_dim = config["qk_rope_head_dim"] if name in LATENTS else shape.head_dim
+    rope, window_rope = ropes_from_config(config, head_dim, global_shape and global_shape.head_dim)
     if name in LATENTS:
         latent = latent_shape(config, rope)
         shape = replace(shape, num_kv_heads=1, head_dim=latent.rank + latent.rope_dim, latent=latent)
@@ -216,10 +240,36 @@ def spec_of_family(config: dict[str, Any], name: str, family: str) -> ModelSpec:
         delta_nets=layer_delta_nets(config, name),
         storage=storage_of(config),
         window_rope=window_rope,
+        global_shape=global_shape,
         longest_text=longest,
         embedding_scale=shape.hidden_size**0.5 if name in GEMMAS else 1.0,
         query_scale=(shape.head_dim / config.get("query_pre_attn_scalar", shape.head_dim)) ** 0.5,
+        logit_cap=config.get("final_logit_softcapping"),
     )
+
+
+def gemma4_global_shape(config: dict[str, Any], shape: LayerShape) -> LayerShape:
+    """Of layers without a window, whose heads are others: in published configs they have settings of their own, in those that
+    transformers writes each layer has.
+
+    Raises:
+        ValueError: these layers differ from each other, or some with a window do from the others.
+    """
+    own = {"head_dim": config["global_head_dim"]}
+    if config.get("attention_k_eq_v") and config.get("num_global_key_value_heads"):
+        own["num_kv_heads"] = config["num_global_key_value_heads"]
+    of_layers = config.get("per_layer_config")
+    if of_layers is not None:
+        settings = next(iter(of_layers.values()), {})
+        if of_layers and of_layers != {
+            str(layer): settings for layer, kind in enumerate(config["layer_types"]) if kind == "full_attention"
+        }:
+            raise ValueError(
+                "per_layer_config in config.json is not supported: it makes others of more than layers without a window"
+            )
+        names = {"head_dim": "head_dim", "num_key_value_heads": "num_kv_heads"}
+        own = {name: settings[given] for given, name in names.items() if given in settings}
+    return replace(shape, values_as_keys=bool(config.get("attention_k_eq_v")), **own)
 
 
 def latent_shape(config: dict[str, Any], rope: RopeSpec) -> LatentShape:

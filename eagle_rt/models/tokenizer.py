@@ -22,7 +22,9 @@ CHAT_TEMPLATES = Path(__file__).parent / "chat_templates"
 HARMONY_MARKS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
 # Of thoughts and calls, which other models write as special tokens, too.
 OF_MISTRAL = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]")
-MARKS = (*OF_MISTRAL, "<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>")
+OF_SEED = ("<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>")
+OF_GEMMA4 = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>')
+MARKS = (*OF_MISTRAL, *OF_SEED, *OF_GEMMA4)
 
 
 def load_tokenizer(model_dir: Path, *, trust_remote_code: bool, chat_template: str | None = None) -> PreTrainedTokenizerBase:

@@ -76,14 +76,14 @@ class Follower:
         elif isinstance(command, Pass):
             self._decoder.forward(command.batch, self._pools[command.pool], self._attention(command.attention))
         elif isinstance(command, OutputLayer):
-            self._group.gathered(self._decoder.logits(command.hidden))
+            self._group.gathered(self._decoder.lm_head(command.hidden))
         else:
             self._group.gathered(self._decoder.lm_head.weight)
 
     def _attention(self, name: str) -> AttentionBackend:
         if name not in self._attentions:
-            embedding, row = self._decoder.embedding, self._decoder.spec.shape.row
-            self._attentions[name] = attention_backend(name, self._group.device, embedding.dtype, {row})
+            dtype, rows = self._decoder.embedding.dtype, set(self._decoder.rows)
+            self._attentions[name] = attention_backend(name, self._group.device, dtype, rows)
         return self._attentions[name]
 
 

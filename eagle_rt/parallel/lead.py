@@ -120,7 +120,7 @@ class SharedPool(KVPool):
 
     def __init__(self, followers: Followers, number: int, own: KVPool) -> None:
         self.number, self._followers = number, followers
-        self.row, self.storage, self._layers = own.row, own.storage, own.storage.unbind(0)
+        self.rows, self.storages, self.layers = own.rows, own.storages, own.layers
 
     def move(self, sources: Tensor, destinations: Tensor) -> None:
         self._followers.tell(Move(self.number, sources, destinations))

@@ -11,31 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.models.tokenizer import writes_harmony
 from eagle_rt.server.text import length_of_begun
+from eagle_rt.server.values import DECODER, NO_JSON, decoded, gemma_value, value_of
 
 # Names of functions, and the JSON schemas of their parameters.
 Functions = Mapping[str, dict[str, Any]]
-# What Python writes otherwise than JSON, as chat templates do that show a model its own calls.
-PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
-# By what a schema may limit texts.
-LIMITS = {"enum", "const", "pattern", "format"}
-# The types of JSON schemas.
-KINDS = {
-    bool: ("boolean",),
-    int: ("integer", "number"),
-    float: ("number",),
-    dict: ("object",),
-    list: ("array",),
-    type(None): ("null",),
-}
-
-
-def refuse(constant: str) -> None:
-    """Python takes NaN and Infinity for JSON, which no one else does."""
-    raise ValueError(f"{constant} is no number in JSON")
-
-
-# What is none, or nested too deeply, raises one of NO_JSON.
-DECODER, NO_JSON = json.JSONDecoder(parse_constant=refuse), (ValueError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -45,7 +24,8 @@ class CallFormat:
     opens: the first part of `begin`, by which a call is recognised; closes: the last part of `end`, empty where calls are the whole
     reply. Between them is an object with the name and, under this key, the arguments. inner: the marks within these, where a model
     is known to forget the first one of those. one_of_several: a pattern, where several calls may stand between the same marks.
-    of_mistral: calls are all of a reply from the first mark on, and have ids of nine letters and digits, which templates insist on.
+    separator: between calls. of_mistral: calls are all of a reply from the first mark on, and have ids of nine letters and digits,
+    which templates insist on.
     """
 
     begin: str
@@ -54,14 +34,15 @@ class CallFormat:
     opens: str
     closes: str
     key: str
-    style: Literal["json", "qwen_xml", "glm_xml", "minimax_xml"] = "json"
+    style: Literal["json", "qwen_xml", "glm_xml", "minimax_xml", "gemma"] = "json"
     inner: tuple[str, str] | None = None
     one_of_several: str | None = None
+    separator: str = "\n"
     of_mistral: bool = False
 
 
-# Hermes', which Qwen 2.5 and 3 and MiMo have learned, Qwen3-Coder's, Seed-OSS', GLM-4.5's, MiniMax-M2's, Llama 3's, and Mistral's:
-# each call after a mark of its own, or, formerly, all in one list.
+# Hermes', which Qwen 2.5 and 3 and MiMo have learned, Qwen3-Coder's, Seed-OSS', GLM-4.5's, MiniMax-M2's, Llama 3's, Gemma 4's, and
+# Mistral's: each call after a mark of its own, or, formerly, all in one list.
 TAGGED = CallFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "<tool_call>", "</tool_call>", "arguments")
 PARAMETERS = CallFormat(
     "<tool_call>\n<function=",
@@ -91,6 +72,7 @@ INVOKES = CallFormat(
     "minimax_xml",
     one_of_several=r"\s*(<invoke .*?</invoke>)\s*",
 )
+SPELLED = CallFormat("<|tool_call>call:", "", "<tool_call|>", "<|tool_call>", "<tool_call|>", "arguments", "gemma", separator="")
 MARKED = CallFormat("[TOOL_CALLS]", "[ARGS]", "", "[TOOL_CALLS]", "", "arguments", of_mistral=True)
 LISTED = replace(MARKED, begin='[TOOL_CALLS] [{"name": "', middle='", "arguments": ', end="}]")
 BARE = CallFormat('{"name": "', '", "parameters": ', "}", "{", "", "parameters")
@@ -121,6 +103,8 @@ def call_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat:
         return MARKED if MARKED.middle in template else LISTED
     if "<function=" in template and "<parameter=" in template and (SEED.opens in template or "<tool_call>" in template):
         return SEED if SEED.opens in template else PARAMETERS
+    if SPELLED.opens in template:
+        return SPELLED
     if "<tool_call>" in template and "<arg_key>" in template:
         return PAIRS
     if "<minimax:tool_call>" in template and "<invoke name=" in template:
@@ -242,7 +226,12 @@ class CallReader:
         if pattern and re.sub(pattern, "", text, flags=re.DOTALL):
             return []
         parts = re.findall(pattern, text, re.DOTALL) if pattern else [text]
-        read = [decoded(part) if style == "json" else parameters_in(part, *TAGS[style], self._functions) for part in parts]
+        if style == "json":
+            read = [decoded(part) for part in parts]
+        elif style == "gemma":
+            read = [spelled_call(part) for part in parts]
+        else:
+            read = [parameters_in(part, *TAGS[style], self._functions) for part in parts]
         calls = [call for own in read if (call := self._call(own))]
         return calls if len(calls) == len(parts) else []
 
@@ -253,14 +242,6 @@ class CallReader:
             return None
         call = Call(name, json.dumps(arguments, ensure_ascii=False))
         return replace(call, id=uuid.uuid4().hex[:9]) if self._form.of_mistral else call
-
-
-def decoded(text: str) -> Any:
-    """What the JSON says; None if it is none, or nested too deeply."""
-    try:
-        return DECODER.decode(text)
-    except NO_JSON:
-        return None
 
 
 def parameters_in(text: str, call_pattern: str, tag_pattern: str, functions: Functions) -> dict[str, Any] | None:
@@ -277,26 +258,7 @@ def parameters_in(text: str, call_pattern: str, tag_pattern: str, functions: Fun
     return {"name": name, "arguments": {own[1]: value_of(own[2], schemas.get(own[1])) for own in tag.finditer(inside)}}
 
 
-def value_of(text: str, schema: Any) -> Any:
-    """Of a parameter: what the text says as JSON, if the schema takes that or says nothing, and else the text. Around one that the
-    schema limits there may be white space which is none of it."""
-    if isinstance(schema, dict) and schema.keys() & LIMITS:
-        choices = schema.get("enum")
-        text = text if isinstance(choices, list) and text in choices else text.strip()
-    text_of_json = PYTHON_NAMES.get(text, text)
-    value, kinds = decoded(text_of_json), kinds_of(schema)
-    if isinstance(value, str) or (value is None and text_of_json.strip() != "null"):
-        return text
-    return value if not kinds or any(kind in kinds for kind in KINDS[type(value)]) else text
-
-
-def kinds_of(schema: Any) -> list[Any]:
-    """The types that a schema names."""
-    if not isinstance(schema, dict):
-        return []
-    named = schema.get("type", [])
-    kinds = list(named) if isinstance(named, list) else [named]
-    for choices in ("anyOf", "oneOf"):
-        if isinstance(schema.get(choices), list):
-            kinds += [kind for choice in schema[choices] for kind in kinds_of(choice)]
-    return kinds
+def spelled_call(text: str) -> dict[str, Any] | None:
+    """What Gemma 4 writes between its marks; None if it is no call."""
+    called = re.fullmatch(r"\s*call:([^\s{]+)\s*({.*)", text, re.DOTALL)
+    return called and {"name": called[1], "arguments": gemma_value(called[2])}

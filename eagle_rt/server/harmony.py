@@ -12,11 +12,12 @@ from typing import Any
 
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.tokenizer import HARMONY_MARKS
-from eagle_rt.server.calls import Call, Functions, decoded
+from eagle_rt.server.calls import Call, Functions
 from eagle_rt.server.matching import behind, matched_format
 from eagle_rt.server.replies import ReplyPart, ReplyReader
 from eagle_rt.server.text import length_of_begun
 from eagle_rt.server.tools import Tools
+from eagle_rt.server.values import decoded
 
 START, END, MESSAGE, CHANNEL, _ = HARMONY_MARKS
 # What a message ends with: the last ones end a reply too.

@@ -15,9 +15,9 @@ from eagle_rt.server.text import length_of_begun
 from eagle_rt.server.tools import Tools
 
 Marks = tuple[str, str]
-# DeepSeek-R1's, which Qwen 3 and MiMo have too, Seed-OSS', and Mistral's.
+# DeepSeek-R1's, which Qwen 3 and MiMo have too, Seed-OSS', Mistral's, and Gemma 4's.
 THINK: Marks = ("<think>", "</think>")
-KNOWN_MARKS = THINK, ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]")
+KNOWN_MARKS = THINK, ("<seed:think>", "</seed:think>"), ("[THINK]", "[/THINK]"), ("<|channel>thought", "<channel|>")
 # Of a prompt, in tokens: how a template begins a reply.
 TAIL = 32
 

@@ -53,7 +53,12 @@ def tools_of(body: ChatRequest, tokenizer: PreTrainedTokenizerBase) -> Tools | N
         is_strict = any(tool.function.strict for tool in tools)
         matched = {"type": "triggered_tags", "triggers": [form.opens], "stop_after_first": not several} if is_strict else None
     else:
-        matched = {"type": "tags_with_separator", "separator": "\n", "at_least_one": True, "stop_after_first": not several}
+        matched = {
+            "type": "tags_with_separator",
+            "separator": form.separator,
+            "at_least_one": True,
+            "stop_after_first": not several,
+        }
     tags = [call_tag(form, tool) for tool in wanted]
     return Tools(tools, form, matched and {"type": "structural_tag", "format": {**matched, "tags": tags}})
 

@@ -39,8 +39,8 @@ class TreeDrafter:
         self.tree = tree
         self._backend, self._operations = backend, operations
         self._couples = couples
-        storage = pool.storage
-        self._states = torch.zeros(num_states, head.shape.hidden_size, dtype=storage.dtype, device=storage.device)
+        dtype, device = pool.layers[0].dtype, pool.device
+        self._states = torch.zeros(num_states, head.shape.hidden_size, dtype=dtype, device=device)
 
     def sized(self, tree: TreeShape) -> "TreeDrafter":
         """One with the same head, cache and states that drafts trees of another shape. Without speculation it still follows what

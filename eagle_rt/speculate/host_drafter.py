@@ -150,7 +150,7 @@ class HostDrafter:
         owners = np.flatnonzero(counts)
         own = [sequences[owner] for owner in owners.tolist()]
         in_use = num_fed[owners].tolist()
-        device = self.pool.storage.device
+        device = self.pool.device
         batch = packed_scratch_batch(
             own, counts[owners].tolist(), in_use, chosen.tokens, chosen.depths - 1, places, visible, device
         )
@@ -192,7 +192,7 @@ class HostDrafter:
         return coupled_logits(logits[:, None], self._tensor(positions)[:, None], rows, self._target_ids)[:, 0]
 
     def _tensor(self, values: Ints | Sequence[int]) -> Tensor:
-        return torch.as_tensor(values, device=self.pool.storage.device)
+        return torch.as_tensor(values, device=self.pool.device)
 
 
 def best_children(logits: Tensor, top_k: int, sharpness: float) -> tuple[Tensor, Tensor]:

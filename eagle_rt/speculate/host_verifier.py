@@ -160,4 +160,4 @@ class HostVerifier:
 
     @property
     def _device(self) -> torch.device:
-        return self.pool.storage.device
+        return self.pool.device

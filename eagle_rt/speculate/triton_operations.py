@@ -80,7 +80,8 @@ class TritonOperations:
         if pool.is_part:  # the others hear of `move`
             keep(pool, scratch_slots, path)
         else:
-            move_rows.move_rows(pool.storage, scratch_slots, path)
+            for storage in pool.storages.values():
+                move_rows.move_rows(storage, scratch_slots, path)
 
 
 def beam_of(level: Level, visible: Tensor, top_k: int, first_row: int, first_candidate: int) -> Beam:

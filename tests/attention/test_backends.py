@@ -54,7 +54,7 @@ def test_a_backend_that_cannot_run_says_why(reason: str, monkeypatch: pytest.Mon
 
 
 def test_flashinfer_does_not_read_latents() -> None:
-    with pytest.raises(ValueError, match="not connected for latents, which this model's layers keep; use triton"):
+    with pytest.raises(ValueError, match="not connected for latents, or scores that are scaled otherwise; use triton"):
         attention_backend("flashinfer", "cuda", torch.bfloat16, {RowShape(1, 576, 512)})
 
 
@@ -113,7 +113,7 @@ class WrapperOnPaper:
 def test_flashinfer_is_asked_for_what_torch_computes(sinks: torch.Tensor | None, is_tree: bool, window: int | None) -> None:
     """As far as a machine without a GPU can tell."""
     generator = torch.Generator().manual_seed(0)
-    pool = KVPool(2, 40, RowShape(2, 8), torch.float32, "cpu")
+    pool = KVPool([RowShape(2, 8)] * 2, 40, torch.float32, "cpu")
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
     rows = HostRows((9, 4), (range(3, 12), np.array([30, 2, 17, 25])))
     mask = None

@@ -85,7 +85,7 @@ def both(
     row: RowShape = ROW,
 ) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    pool = KVPool(2, NUM_SLOTS, row, dtype, "cpu")
+    pool = KVPool([row] * 2, NUM_SLOTS, dtype, "cpu")
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
     seen = torch.zeros(NUM_SLOTS, dtype=torch.bool)
     for own in batch.rows.kv_slots:
@@ -181,7 +181,7 @@ def test_a_node_comes_out_as_if_its_path_were_text(
     path = [*range(prefix), *(prefix + np.flatnonzero(visible[1]))]
 
     def attended(own: Tensor, mask: HostMask | None, own_queries: Tensor, positions: list[int]) -> Tensor:
-        pool, count = KVPool(1, len(own), row, dtype, "cpu"), len(own_queries)
+        pool, count = KVPool([row], len(own), dtype, "cpu"), len(own_queries)
         pool.storage[0] = own
         nothing = torch.zeros(count, dtype=torch.int64)
         batch = Batch(nothing, torch.tensor(positions), nothing, (0, count), HostRows((len(own),), (range(len(own)),)), mask)
@@ -218,7 +218,7 @@ def test_what_goes_together() -> None:
         (4, 1, 0, False),
     ]
     batch = random_batch(sizes, "each", 0)
-    plan = GroupedAttention(torch.float32).plan(batch, KVPool(1, NUM_SLOTS, RowShape(1, HEAD_DIM), torch.float32, "cpu"))
+    plan = GroupedAttention(torch.float32).plan(batch, KVPool([RowShape(1, HEAD_DIM)], NUM_SLOTS, torch.float32, "cpu"))
     assert [group.shape for group in plan.groups] == [(1, 7, 12), (1, 1, 31), (3, 2, 7), (1, 5, 10), (1, 1, 16)]
     assert [group.views is not None for group in plan.groups] == [True, True, False, True, True]
 
@@ -253,7 +253,7 @@ def test_threads_of_torch_stay_as_they_are(first_use: str) -> None:
 
 def test_what_is_kept_in_inference_mode_serves_outside_of_it() -> None:
     batch = random_batch([(5, 2, 0, False), (7, 2, 0, False)], "causal", 0)
-    pool = KVPool(1, NUM_SLOTS, RowShape(2, HEAD_DIM), torch.float32, "cpu")
+    pool = KVPool([RowShape(2, HEAD_DIM)], NUM_SLOTS, torch.float32, "cpu")
     pool.storage.normal_()
     backend, queries = GroupedAttention(torch.float32), torch.randn(4, 4, HEAD_DIM)
     with torch.inference_mode():

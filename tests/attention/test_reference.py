@@ -36,7 +36,7 @@ def spelled_out(query: Tensor, keys: Tensor, values: Tensor, seen: list[int], si
 
 
 def random_pool(num_slots: int) -> KVPool:
-    pool = KVPool(1, num_slots, RowShape(KV_HEADS, HEAD_DIM), torch.float32, "cpu")
+    pool = KVPool([RowShape(KV_HEADS, HEAD_DIM)], num_slots, torch.float32, "cpu")
     pool.storage.normal_()
     return pool
 
@@ -105,7 +105,7 @@ def test_tree_rows_see_the_text_and_what_the_mask_says(backend: AttentionBackend
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_no_number_is_its_own_rows_alone(dtype: torch.dtype) -> None:
     """A query that has none, and a key that only some rows see."""
-    pool, positions = KVPool(1, 90, RowShape(2, 32), dtype, "cpu"), torch.arange(90)
+    pool, positions = KVPool([RowShape(2, 32)], 90, dtype, "cpu"), torch.arange(90)
     pool.storage.normal_()
     batch = Batch(positions, positions, positions, (0, 90), HostRows((90,), (range(90),)), None)
     queries, backend = torch.randn(90, 6, 32).to(dtype), RowAttention(dtype)

@@ -37,7 +37,9 @@ def test_greedy_text_is_transformers(
     assert [run(core, [prompt], GREEDY)[0] for prompt in PROMPTS] == greedy_text, "one at a time, on a warm cache"
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2-window", "qwen3", "llama-biased", "phi3", "hunyuan", "gemma3", "qwen3-vl"])
+@pytest.mark.parametrize(
+    "name", ["mistral", "qwen2-window", "qwen3", "llama-biased", "phi3", "hunyuan", "gemma3", "gemma4", "qwen3-vl"]
+)
 def test_greedy_text_of_other_families(tmp_path: Path, head_dir: Path, name: str) -> None:
     checkpoints.write_target(tmp_path, name)
     plain = run(make_core(tmp_path), PROMPTS, GREEDY)

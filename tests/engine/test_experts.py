@@ -39,7 +39,7 @@ def test_trees_change_no_text(experts_dir: Path, head_dir: Path, kind: str, dtyp
 
 @pytest.mark.parametrize("tree", [None, (2, 2, 4)], ids=str)
 @pytest.mark.usefixtures("on_gpu_kernels")
-@pytest.mark.parametrize("name", ["qwen3-moe", "minimax-m2", "llama4"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "minimax-m2", "llama4", "gemma4-moe"])
 def test_captured_steps_write_the_same_texts(
     tmp_path: Path, head_dir: Path, name: str, tree: Tree | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,10 +100,11 @@ def prompts(most: int) -> Ragged:
     return Ragged(most, ids(3, dtype=torch.int32), ids(2 * most, dtype=torch.int32))
 
 
-def turn(heads: tuple[int, int, int], norms_follow: bool | None) -> None:
+def turn(heads: tuple[int, int, int], norms_follow: bool | None, *, norms_values: bool = False) -> None:
     num_heads, num_kv_heads, head_dim = heads
     angles, weights = floats(4, 1, head_dim, dtype=BF16), floats(head_dim, dtype=BF16)
-    norms = None if norms_follow is None else HeadNorms(RMSNorm(weights, 1e-6), RMSNorm(weights, 1e-6), norms_follow)
+    own = RMSNorm(weights, 1e-6)
+    norms = None if norms_follow is None else HeadNorms(own, own, norms_follow, own if norms_values else None)
     qkv, storage = floats(4, num_heads + 2 * num_kv_heads, head_dim, dtype=BF16), floats(16, 2, num_kv_heads, head_dim, dtype=BF16)
     rotate_and_write(qkv, num_heads, angles, angles, norms, storage, ids(4))
 
@@ -220,6 +221,7 @@ def remember(shape: DeltaNetShape, dtype: torch.dtype, num_nodes: int | None) ->
 
 
 LLAMA, QWEN, GPT_OSS, GEMMA, PHI = (32, 8, 128), (14, 2, 64), (64, 8, 64), (8, 4, 256), (32, 32, 80)
+GEMMA4 = (32, 4, 512)  # the layers of the 31B that see all of a text
 LATENT = (20, 1, 576)  # GLM-4.7-Flash's
 QWEN3_5 = DeltaNetShape(num_key_heads=16, num_heads=32, key_dim=128, value_dim=128, taps=4)
 BALANCED = Mixing(8, normalizes=True, by_sigmoid=True, scale=2.5, num_shared=1)
@@ -236,6 +238,10 @@ ATTENTION = [
     lambda: attend(LATENT, FP16, Uniform(32, 32), value_dim=512),
     lambda: attend(LATENT, BF16, prompts(512), value_dim=512),
     lambda: attend(LATENT, FP32, Uniform(8, 8), value_dim=512),
+    lambda: attend(GEMMA4, BF16, Uniform(1, 1)),
+    lambda: attend(GEMMA4, FP16, Uniform(32, 32)),
+    lambda: attend(GEMMA4, BF16, prompts(512)),
+    lambda: attend(GEMMA4, FP32, Uniform(8, 8)),
     lambda: attend(LLAMA, FP32, Uniform(32, 32)),
     lambda: attend(GEMMA, FP32, prompts(512)),
     lambda: remember(QWEN3_5, BF16, None),
@@ -271,6 +277,7 @@ OTHERS = [
     lambda: turn(LLAMA, None),
     lambda: turn(LLAMA, False),
     lambda: turn(QWEN, True),
+    lambda: turn(GEMMA4, False, norms_values=True),
     lambda: turn(PHI, None),
     lambda: turn_latents(768, BF16),
     lambda: turn_latents(1536, FP16),

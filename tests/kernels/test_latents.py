@@ -63,7 +63,7 @@ def test_what_is_written(
         RMSNorm(made(rank), 1e-6),
     )
     cos, sin = angles(made, num_rows, rope_dim)
-    pool, expected = (KVPool(2, 9, RowShape(1, rank + rope_dim, rank), dtype, DEVICE) for _ in range(2))
+    pool, expected = (KVPool([RowShape(1, rank + rope_dim, rank)] * 2, 9, dtype, DEVICE) for _ in range(2))
     slots = torch.randperm(9, generator=torch.Generator().manual_seed(seed))[:num_rows].to(DEVICE)
     own_norm = query_norm if norms_queries else None
     queries = write(inputs, own_norm, norm, cos, sin, pool.storage[1], slots)

@@ -74,7 +74,7 @@ def test_turned_products(
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     sin[..., : head_dim // 2] *= -1
     slots = torch.randperm(num_slots, generator=generator)[:rows].to(DEVICE)
-    pool, expected_pool = (KVPool(2, num_slots, RowShape(kv_heads, head_dim), dtype, DEVICE) for _ in range(2))
+    pool, expected_pool = (KVPool([RowShape(kv_heads, head_dim)] * 2, num_slots, dtype, DEVICE) for _ in range(2))
 
     queries = turned_product(x, weight, bias, heads, cos, sin, pool.storage[1], slots)
 

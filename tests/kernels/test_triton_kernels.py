@@ -145,7 +145,7 @@ def test_rotate_and_write(
     sin[..., : head_dim // 2] *= -1
     of_queries, of_keys = (RMSNorm(randn(seed + index, head_dim, dtype=dtype), 1e-6) for index in (2, 3))
     norms = None if follows is None else HeadNorms(of_queries, of_keys, follows)
-    pool, expected_pool = (KVPool(2, 12, RowShape(kv_heads, head_dim), dtype, DEVICE) for _ in range(2))
+    pool, expected_pool = (KVPool([RowShape(kv_heads, head_dim)] * 2, 12, dtype, DEVICE) for _ in range(2))
     slots = torch.randperm(12, generator=torch.Generator().manual_seed(seed))[:tokens].to(DEVICE)
 
     queries = rotate_and_write(qkv, heads, cos, sin, norms, pool.storage[1], slots)
@@ -392,12 +392,12 @@ def test_move_rows(batch_size: int, num_nodes: int, dtype: torch.dtype, data: st
         nodes = sorted(data.draw(st.permutations(range(1, num_nodes)))[:length])
         paths.append([0, *nodes] + [-1] * (max_depth - length))
     path = torch.tensor(paths, device=DEVICE)
-    pool = KVPool(2, 40, RowShape(2, 8), dtype, DEVICE)
+    pool = KVPool([RowShape(2, 8)] * 2, 40, dtype, DEVICE)
     pool.storage.copy_(randn(seed, *pool.storage.shape))
     slots = (
         torch.randperm(40, generator=torch.Generator().manual_seed(seed))[: batch_size * num_nodes].view(batch_size, -1).to(DEVICE)
     )
-    expected = KVPool(2, 40, RowShape(2, 8), dtype, DEVICE)
+    expected = KVPool([RowShape(2, 8)] * 2, 40, dtype, DEVICE)
     expected.storage.copy_(pool.storage)
     steps = torch.arange(max_depth + 1, device=DEVICE)
     sources = slots.gather(1, torch.where(path >= 0, path, steps))

@@ -54,7 +54,7 @@ def check(
 ) -> None:
     generator = torch.Generator().manual_seed(1)
     row = RowShape(kv_heads, head_dim, value_dim, scale=0.1 if value_dim else None)
-    pool = KVPool(2, sum(batch.rows.kv_lens), row, dtype, DEVICE)
+    pool = KVPool([row] * 2, sum(batch.rows.kv_lens), dtype, DEVICE)
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
     queries = torch.randn(len(batch.tokens), heads, head_dim, generator=generator).to(DEVICE, dtype)
     reference, ours = ReferenceAttention(dtype), TritonAttention()
@@ -170,7 +170,7 @@ def test_the_precisions_and_sizes_that_are_served(dtype: torch.dtype, head_dim: 
 @pytest.mark.parametrize("capacity", [4, 2048])
 def test_a_query_that_sees_nothing_gets_zeros(capacity: int) -> None:
     """A padded row of a captured batch: a sequence of length 0."""
-    pool = KVPool(1, 8, RowShape(1, 16), torch.float32, DEVICE)
+    pool = KVPool([RowShape(1, 16)], 8, torch.float32, DEVICE)
     pool.storage.normal_()
     whole = {"dtype": torch.int32, "device": DEVICE}
     output = tree_attention(
@@ -193,7 +193,7 @@ def test_pages_and_lengths_on_the_device(page_size: int) -> None:
     generator = torch.Generator().manual_seed(page_size)
     lengths, num_pages = [3, page_size + 2, 2 * page_size + 1, 400], -(-512 // page_size)
     pages = torch.randperm(4 * num_pages, generator=generator).view(4, num_pages)
-    pool = KVPool(2, 4 * num_pages * page_size, RowShape(2, 16), torch.float32, DEVICE)
+    pool = KVPool([RowShape(2, 16)] * 2, 4 * num_pages * page_size, torch.float32, DEVICE)
     pool.storage.copy_(torch.randn(pool.storage.shape, generator=generator))
     slots = (pages[:, :, None] * page_size + torch.arange(page_size)).flatten(1)
     positions = torch.zeros(12, dtype=torch.int64, device=DEVICE)
@@ -227,7 +227,7 @@ def test_mask_words_hold_every_column(num_columns: int) -> None:
 def test_however_the_work_is_cut(tiling: Tiling) -> None:
     generator = torch.Generator().manual_seed(2)
     batch = random_case(generator, [300, 17], 5, 9, scattered=False)
-    pool = KVPool(1, sum(batch.rows.kv_lens), RowShape(2, 16), torch.float32, DEVICE)
+    pool = KVPool([RowShape(2, 16)], sum(batch.rows.kv_lens), torch.float32, DEVICE)
     pool.storage.normal_()
     queries = torch.randn(len(batch.tokens), 4, 16, device=DEVICE)
     reference, plan = ReferenceAttention(torch.float32), TritonAttention().plan(batch, pool)

@@ -41,7 +41,7 @@ def in_four_bits(weight: Tensor) -> Tensor:
 
 
 # Of few outputs, which decide on more than one channel.
-LEFT_AS_THEY_ARE = ("in_proj_a", "in_proj_b", "in_proj_ba", "shared_expert_gate", "kv_b_proj", "router")
+LEFT_AS_THEY_ARE = ("in_proj_a", "in_proj_b", "in_proj_ba", "shared_expert_gate", "kv_b_proj", "router", "router.proj")
 ROUNDED = {"int8": in_eight_bits, "int4": in_four_bits}
 
 

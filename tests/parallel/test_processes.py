@@ -118,8 +118,8 @@ def test_triton_keeps_rows_of_all() -> None:
     """Not by the kernel, which the others would not hear of, but with what it does."""
     moved, whole, part = (
         [],
-        KVPool(2, 8, RowShape(1, 16), torch.float32, "cpu"),
-        KVPool(2, 8, RowShape(1, 16), torch.float32, "cpu"),
+        KVPool([RowShape(1, 16)] * 2, 8, torch.float32, "cpu"),
+        KVPool([RowShape(1, 16)] * 2, 8, torch.float32, "cpu"),
     )
     whole.storage.normal_()
     part.storage.copy_(whole.storage)

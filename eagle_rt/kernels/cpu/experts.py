@@ -21,13 +21,14 @@ LEAST = np.float32(LEAST_TOTAL)
 
 class ExpertWeights(NamedTuple):
     """router: to one output an expert that is chosen, a gate where `gates_shared`, and more that mean nothing. gate_and_up, down:
-    every array with one more axis, the first, for experts. choice_bias: [experts] or [0]. The others: see
+    every array with one more axis, the first, for experts. choice_bias, share_scales: [experts] or [0]. The others: see
     `kernels.experts.Mixing`."""
 
     router: Weights
     gate_and_up: Weights
     down: Weights
     choice_bias: NDArray[np.float32]
+    share_scales: NDArray[np.float32]
     top_k: int
     normalizes: bool
     gate: Gate
@@ -41,18 +42,24 @@ class ExpertWeights(NamedTuple):
 
 
 def expert_weights(
-    router: Weights, gate_and_up: Weights, down: Weights, choice_bias: NDArray[np.float32], mixing: Mixing
+    router: Weights,
+    gate_and_up: Weights,
+    down: Weights,
+    choice_bias: NDArray[np.float32],
+    share_scales: NDArray[np.float32],
+    mixing: Mixing,
 ) -> ExpertWeights:
     own = mixing._replace(gate=in_float32(mixing.gate), scale=np.float32(mixing.scale))  # pyright: ignore[reportArgumentType]
-    return ExpertWeights(router, gate_and_up, down, choice_bias, *own)  # pyright: ignore[reportArgumentType]
+    return ExpertWeights(router, gate_and_up, down, choice_bias, share_scales, *own)  # pyright: ignore[reportArgumentType]
 
 
 @njit(cache=True)
-def mix_rows(x: np.ndarray, weights: ExpertWeights, outputs: np.ndarray) -> None:
-    """Fills outputs [R, H] with what the experts of every row of x [R, H] add to it. Both are an `array_of`."""
+def mix_rows(x: np.ndarray, router_x: np.ndarray, weights: ExpertWeights, outputs: np.ndarray) -> None:
+    """Fills outputs [R, H] with what the experts of every row of x [R, H] add to it, which a router chose by router_x [R, H]. Each
+    is an `array_of`."""
     num_rows, num_experts, num_taken = len(x), len(weights.down.bias), weights.top_k + weights.num_shared
     logits = np.empty((num_rows, len(weights.router.bias)), dtype=np.float32)
-    multiply(x, weights.router, logits)
+    multiply(router_x, weights.router, logits)
     experts, shares = np.empty((num_rows, num_taken), dtype=np.int64), np.empty((num_rows, num_taken), dtype=np.float32)
     num_routed = num_experts - weights.num_shared
     route_rows(
@@ -67,6 +74,8 @@ def mix_rows(x: np.ndarray, weights: ExpertWeights, outputs: np.ndarray) -> None
         shares[:, : weights.top_k],
     )
     for r in range(num_rows):
+        for k in range(weights.top_k if len(weights.share_scales) else 0):
+            shares[r, k] *= weights.share_scales[experts[r, k]]
         for k in range(weights.top_k, num_taken):
             experts[r, k] = num_routed + k - weights.top_k
             shares[r, k] = sigmoid(logits[r, num_routed]) if weights.gates_shared else ONE

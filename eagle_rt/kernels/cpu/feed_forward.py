@@ -45,7 +45,7 @@ def gate_and_down(x: np.ndarray, weights: GateWeights, outputs: np.ndarray) -> N
 def _compiled_feed_forward(x, weights, outputs):  # numba wants the parameters of what it returns, and no annotations
     assert isinstance(weights, (types.NamedTuple, types.NamedUniTuple))
     if weights.instance_class is ExpertWeights:
-        return lambda x, weights, outputs: mix_rows(x, weights, outputs)
+        return lambda x, weights, outputs: mix_rows(x, x, weights, outputs)
     return lambda x, weights, outputs: gate_and_down(x, weights, outputs)
 
 
@@ -58,6 +58,7 @@ def _compiled_feed_forward_at(weights, layer):  # numba wants the parameters of 
             weights_at(weights.gate_and_up, layer),
             weights_at(weights.down, layer),
             weights.choice_bias[layer],
+            weights.share_scales[layer],
             weights.top_k,
             weights.normalizes,
             weights.gate,

@@ -55,7 +55,8 @@ def rotate_rows(
     slots: np.ndarray,
     queries: np.ndarray,
 ) -> None:
-    """Fills queries [T, heads, head_dim] and the slots [T] of the storage; weights: [2, head_dim], or [2, 0] for no norm."""
+    """Fills queries [T, heads, head_dim] and the slots [T] of the storage; weights: [2, head_dim], or [2, 0] for no norm, or
+    [3, head_dim] where values are normed, too."""
     num_rows, num_heads, head_dim = queries.shape
     num_kv_heads, half = storage.shape[2], head_dim // 2
     for t in range(num_rows):
@@ -68,7 +69,11 @@ def rotate_rows(
             if weights.shape[1] and norms_follow_turning:
                 norm_row(target, weights[1 if is_key else 0], eps, target)
         for head in range(num_kv_heads):
-            storage[slots[t], 1, head] = qkv[t, num_heads + num_kv_heads + head]
+            row, target = qkv[t, num_heads + num_kv_heads + head], storage[slots[t], 1, head]
+            if weights.shape[0] > 2:
+                norm_row(row, weights[2], eps, target)
+            else:
+                target[:] = row
 
 
 @njit(cache=True, fastmath=set(FLAGS))

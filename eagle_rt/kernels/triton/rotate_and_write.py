@@ -33,6 +33,7 @@ def _rotate_and_write(
     sin,  # [T, 2 * HALF]
     query_weight,  # [2 * HALF]
     key_weight,  # [2 * HALF]
+    value_weight,  # [2 * HALF], read if NORMS_VALUES
     slots,  # [T] int64
     queries,  # [T, NUM_HEADS, 2 * HALF]
     storage,  # [S, 2, NUM_KV_HEADS, 2 * HALF]
@@ -44,6 +45,7 @@ def _rotate_and_write(
     BLOCK: tl.constexpr,
     HAS_NORM: tl.constexpr,
     NORM_FOLLOWS: tl.constexpr,
+    NORMS_VALUES: tl.constexpr,
 ):
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     pairs = tl.arange(0, BLOCK)
@@ -65,6 +67,8 @@ def _rotate_and_write(
         if HAS_NORM and NORM_FOLLOWS:
             first, second = rounded(first, dtype).to(tl.float32), rounded(second, dtype).to(tl.float32)
             first, second = normed(first, second, weight, eps, is_pair, HALF)
+    elif NORMS_VALUES:
+        first, second = normed(first, second, value_weight + pairs, eps, is_pair, HALF)
     if is_query:
         target = queries + (token * NUM_HEADS + head) * 2 * HALF + pairs
     else:
@@ -91,10 +95,12 @@ def rotate_and_write(
     qkv = qkv.contiguous()
     num_tokens, num_all, head_dim = qkv.shape
     queries = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
-    weights, eps = (norms.weights, norms.eps) if norms else ((cos, cos), 0.0)
+    of_queries, of_keys, of_values, *_ = (*(norms.weights if norms else ()), cos, cos, cos)
     _rotate_and_write[(num_tokens, num_all)](
-        qkv, cos.contiguous(), sin.contiguous(), *weights, slots, queries, storage, storage.stride(0), eps,
+        qkv, cos.contiguous(), sin.contiguous(), of_queries, of_keys, of_values, slots, queries, storage, storage.stride(0),
+        norms.eps if norms else 0.0,
         NUM_HEADS=num_heads, NUM_KV_HEADS=storage.shape[2], HALF=head_dim // 2, BLOCK=padded(head_dim // 2),
-        HAS_NORM=norms is not None, NORM_FOLLOWS=norms is not None and norms.follow_turning, num_warps=1,
+        HAS_NORM=norms is not None, NORM_FOLLOWS=norms is not None and norms.follow_turning,
+        NORMS_VALUES=norms is not None and norms.values is not None, num_warps=1,
     )  # fmt: skip
     return queries

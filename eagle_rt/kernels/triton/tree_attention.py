@@ -260,7 +260,7 @@ def tree_attention(
         num_columns = queries_of.num_columns
     more_dim, value_dim = head_dim - value_dim if value_dim else 0, value_dim or head_dim
     padded_dim = padded(value_dim, least=16)
-    tiling = tiling or tiling_for(num_rows, padded_dim, storage.dtype)
+    tiling = tiling or tiling_for(num_rows, padded_dim, storage.dtype, has_values=storage.shape[1] == 2)
     num_tiles, num_pairs = triton.cdiv(num_rows, tiling.block_m), len(kv_lens) * num_kv_heads
     num_splits = splits_for(num_tiles * num_pairs, pages.shape[1] * page_size, tiling.rows_a_split)
     output = queries.new_empty(num_tokens, num_heads, value_dim)
@@ -314,14 +314,16 @@ def tree_attention(
     return output
 
 
-def tiling_for(num_rows: int, padded_dim: int, dtype: torch.dtype) -> Tiling:
-    """For so many query heads that share a key head, of this size and in this precision."""
+def tiling_for(num_rows: int, padded_dim: int, dtype: torch.dtype, *, has_values: bool) -> Tiling:
+    """For so many query heads that share a key head, of this size and in this precision. has_values: beside keys."""
     # Tiles of keys and values that fit into shared memory a few times over.
     if dtype == torch.float32:
         # No matrix unit multiplies these: whatever is multiplied at once is held in registers.
         return Tiling(16, max(16, 32 * 128 // max(128, padded_dim)), num_warps=8)
-    if padded_dim > 256:  # latents, whose sums fill the registers of so many threads
-        return Tiling(16, 32) if num_rows <= 16 else Tiling(32, 32, num_warps=8)
+    if padded_dim > 256:  # whose sums fill the registers of so many threads
+        num_stages = 2 if has_values else 3
+        few, many = Tiling(16, 32, num_stages=num_stages), Tiling(32, 32, num_warps=8, num_stages=num_stages)
+        return few if num_rows <= 16 else many
     block_m = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
     return Tiling(block_m, max(16, 64 * 128 // max(128, padded_dim)))
 
