@@ -59,11 +59,9 @@ class Experts(Opaque):
         return Experts(self.weights, self.form, "int8")
 
     def apply(self, x: Tensor) -> Tensor:
-        return self.chosen_by(None, x)
-
-    def chosen_by(self, router_x: Tensor | None, x: Tensor) -> Tensor:
-        """What they add to x [R, H] where a router looks at another [R, H]."""
-        return self._laid_out(x, router_x) if self._laid_out else mix_experts(x, self._weights, self.form, router_x)
+        """x: [R, H], or [R, 2 H] with another row, which the router looks at, beside each."""
+        own, *router_x = (part.contiguous() for part in x.split(self.out_size, dim=1))
+        return self._laid_out(own, *router_x) if self._laid_out else mix_experts(own, self._weights, self.form, *router_x)
 
 
 def load_experts(checkpoint: Checkpoint, prefix: str, hidden_size: int, shape: ExpertShape, quantization: Quantization) -> Experts:

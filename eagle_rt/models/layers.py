@@ -12,7 +12,7 @@ from eagle_rt.kernels.delta_net import DeltaNetShape
 from eagle_rt.kernels.narrow_experts import NarrowStack
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 from eagle_rt.kernels.products import Quantization
-from eagle_rt.kernels.rms_norm import AllHeadNorms, HeadNorms, RMSNorm
+from eagle_rt.kernels.rms_norm import AllHeadNorms, HeadNorms, RMSNorm, norms_side_by_side
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.skinny import most_turned_rows
 from eagle_rt.kernels.whole_pass import LayerParts
@@ -257,7 +257,7 @@ class ExpertsBeside:
 
     def __call__(self, gated: Tensor, x: Tensor, total: Total) -> Tensor:
         """[T, H] the sum; gated: what the feed-forward part of one gate adds, x: what the attention leaves."""
-        added = total(self._experts.chosen_by(self._router_norm(x), self._input_norm(x)))
+        added = total(self._experts(norms_side_by_side(x, self._input_norm, x, self._router_norm)))
         return self._gate_norm(gated) + self._output_norm(added)
 
 
