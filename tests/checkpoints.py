@@ -17,6 +17,7 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4Config,
     Gemma4TextConfig,
+    Gemma4UnifiedTextConfig,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
@@ -185,6 +186,16 @@ GEMMA4 = {
     "initializer_range": 0.1,
 }
 GEMMA4_EXPERTS = {**GEMMA4, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
+# The last four layers see what others keep, and have twice the channels; tokens bring something to every layer.
+GEMMA4_SMALL = {
+    **GEMMA4,
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 4,
+    "use_double_wide_mlp": True,
+    "layer_types": ["sliding_attention", "full_attention"] * 4,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+}
 QWEN2_EXPERTS = {"num_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64}
 QWEN3_VL_EXPERTS = {"head_dim": 32, "num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 48}
 # Three of four layers have memories; two heads of values share one of keys.
@@ -253,6 +264,10 @@ def family_config(name: str, **overrides):
             mm_tokens_per_image=16,
         ),
         "gemma4": lambda: Gemma4TextConfig(**{**SIZES, **GEMMA4, **overrides}),
+        "gemma4-unified": lambda: Gemma4UnifiedTextConfig(
+            **{**SIZES, **{name: value for name, value in GEMMA4.items() if name != "hidden_size_per_layer_input"}, **overrides}
+        ),
+        "gemma4-small": lambda: Gemma4TextConfig(**{**SIZES, **GEMMA4_SMALL, **overrides}),
         "gemma4-moe": lambda: Gemma4TextConfig(**{**SIZES, **GEMMA4_EXPERTS, **overrides}),
         "gemma4-vl": lambda: Gemma4Config(
             text_config={**SIZES, **GEMMA4_EXPERTS, **overrides},
@@ -304,7 +319,7 @@ WITH_EXPERTS = (
 # Models most of whose layers have memories instead of attention.
 HYBRIDS = ("qwen3.5", "qwen3.5-moe", "qwen3-next")
 # Of whose layers there is no one function for a CPU.
-IN_PARTS = (*HYBRIDS, *WITH_LATENTS, "minimax-m2", "llama4", "gemma4", "gemma4-moe")
+IN_PARTS = (*HYBRIDS, *WITH_LATENTS, "minimax-m2", "llama4", "gemma4", "gemma4-small", "gemma4-moe")
 # Which several processes can't hold together.
 WHOLE = (*HYBRIDS, "minimax-m2")
 # Weights with which no token of the tests' texts has two experts that are nearly as likely: any rounding chooses between those.
@@ -335,6 +350,7 @@ FAMILIES = (
     "hunyuan",
     "gemma3",
     "gemma4",
+    "gemma4-small",
     "seed-oss",
     "ministral3",
     "glm4",

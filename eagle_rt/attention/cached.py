@@ -55,12 +55,14 @@ def attending(attention: CachedAttention) -> Iterator[None]:
 
 
 @torch.library.custom_op("eagle_rt::attend", mutates_args=())
-def opaque_attend(layer: int, queries: Tensor, keys_and_values: Tensor, window: int | None, sinks: Tensor | None = None) -> Tensor:
+def opaque_attend(
+    layer: int, queries: Tensor, keys_and_values: Tensor | None, window: int | None, sinks: Tensor | None = None
+) -> Tensor:
     """`CachedAttention` as an operator. That it also writes the cache is nothing that a compiler needs to know: no other
     operator reads it, and layers follow each other by what they return."""
     return _current[-1](layer, queries, keys_and_values, window, sinks).contiguous()
 
 
 @opaque_attend.register_fake
-def _(layer: int, queries: Tensor, keys_and_values: Tensor, window: int | None, sinks: Tensor | None = None) -> Tensor:
+def _(layer: int, queries: Tensor, keys_and_values: Tensor | None, window: int | None, sinks: Tensor | None = None) -> Tensor:
     return torch.empty_like(queries, memory_format=torch.contiguous_format)

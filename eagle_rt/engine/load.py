@@ -17,8 +17,9 @@ from eagle_rt.models.families import READING_PARTS
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import has_mtp_layer, load_head, load_mtp_head
 from eagle_rt.models.heads.spec import check_feature_layers
+from eagle_rt.models.layer_shape import LayerShape
 from eagle_rt.models.quantized import Storage
-from eagle_rt.models.spec import LayerShape, ModelSpec, model_spec, read_config
+from eagle_rt.models.spec import ModelSpec, model_spec, read_config
 from eagle_rt.models.tokenizer import end_token_ids, generation_config, load_tokenizer, sampling_defaults
 from eagle_rt.models.weights import checkpoint_dir
 from eagle_rt.parallel.lead import load_shared_decoder
@@ -194,8 +195,10 @@ def require_room(
     if device != "cuda":
         return
     is_shared = spec.tie_word_embeddings and not is_rounded(quantization)
-    embeddings = 0 if is_shared else spec.vocab_size * spec.shape.hidden_size * dtype.itemsize
-    held = weight_bytes(spec, dtype, quantization, of_all_experts=True) + embeddings
+    embeddings = 0 if is_shared else spec.vocab_size * spec.shape.hidden_size
+    if own := spec.layer_inputs:
+        embeddings += own.vocab_size * own.size * spec.num_layers
+    held = weight_bytes(spec, dtype, quantization, of_all_experts=True) + embeddings * dtype.itemsize
     needed, (free, total) = held // num_shards, torch.cuda.mem_get_info()
     if needed > free:
         raise ValueError(
@@ -291,13 +294,16 @@ def attention_weights(shape: LayerShape) -> int:
         of_queries = own.query_rank * (size + num_heads * own.query_dim) if own.query_rank else size * num_heads * own.query_dim
         of_heads = own.rank * (own.nope_dim + own.value_dim) + own.value_dim * size
         return of_queries + size * (own.rank + own.rope_dim) + num_heads * of_heads
-    return size * shape.head_dim * ((2 + shape.gates_attention) * num_heads + 2 * shape.num_kv_heads)
+    num_kept = 0 if shape.shares_rows else 2 * shape.num_kv_heads
+    return size * shape.head_dim * ((2 + shape.gates_attention) * num_heads + num_kept)
 
 
 def num_weights(spec: ModelSpec, *, of_all_experts: bool = False) -> int:
     """About how many weights one token of the target reads; of all experts, how many there are but for embeddings."""
     outputs, size = spec.vocab_size, spec.shape.hidden_size
     for shape, experts, delta_net in zip(spec.layer_shapes, spec.experts, spec.delta_nets, strict=True):
+        if spec.layer_inputs:
+            outputs += 3 * spec.layer_inputs.size
         if not experts or experts.beside_gate:
             outputs += 3 * shape.intermediate_size
         if experts:

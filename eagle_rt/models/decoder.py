@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from eagle_rt.kernels.products import Quantization, of_output_layer
 from eagle_rt.kernels.whole_pass import layer_stack
 from eagle_rt.models.adapter import AdaptedCheckpoint
 from eagle_rt.models.compiled import CompilableLayers
+from eagle_rt.models.layer_inputs import LayerInput, LayerInputs
 from eagle_rt.models.layers import Block, norm
 from eagle_rt.models.linear import Linear, linear
 from eagle_rt.models.pass_context import Attend, pass_context
@@ -79,10 +81,17 @@ class Decoder(CompilableLayers):
         # What the residual stream is multiplied with behind layers (Gemma 4).
         scales = [checkpoint.take_optional(f"{name}.layer_scalar", (1,)) for name in names]
         self._scales = [None if scale is None else scale.item() for scale in scales]
-        # Of each layer where its own are in the cache: among the keys and values of all, or among their memories.
+        # Of each layer where what it sees is in the cache: among the keys and values of all that keep some, or their memories.
+        keeps_rows = [not (shape.shares_rows or own) for shape, own in zip(shapes, spec.delta_nets, strict=True)]
+        kept, remembered = (list(accumulate(own, initial=0)) for own in (keeps_rows, map(bool, spec.delta_nets)))
         self._places = [
-            sum(bool(own) == bool(delta_net) for own in spec.delta_nets[:index]) for index, delta_net in enumerate(spec.delta_nets)
+            remembered[index] if delta_net else kept[source]
+            for index, (source, delta_net) in enumerate(zip(spec.row_layers, spec.delta_nets, strict=True))
         ]
+        self._layer_inputs, self._inputs = None, [None] * len(names)
+        if own := spec.layer_inputs:
+            self._layer_inputs = LayerInputs(checkpoint, spec, quantization)
+            self._inputs = [LayerInput(checkpoint, name, spec.shape, own.size, quantization) for name in names]
         self.final_norm = norm(checkpoint, "model.norm", size, eps)
         is_tied = spec.tie_word_embeddings or "lm_head.weight" not in checkpoint
         if is_tied:
@@ -91,7 +100,7 @@ class Decoder(CompilableLayers):
         else:
             self.lm_head = linear(checkpoint, "lm_head", vocab_size // shard.size, size, of_output_layer(quantization))
         self._num_memories = sum(map(bool, spec.delta_nets))
-        self.rows = tuple(shape.row for shape, delta_net in zip(shapes, spec.delta_nets, strict=True) if not delta_net)
+        self.rows = tuple(shape.row for shape, keeps in zip(shapes, keeps_rows, strict=True) if keeps)
         self._dtype, self._device = dtype, device
         self._rope = Rope(spec.rope, context_length, dtype, device)
         self._window_rope = Rope(spec.window_rope, context_length, dtype, device) if spec.window_rope else None
@@ -102,7 +111,8 @@ class Decoder(CompilableLayers):
 
     def count_bits(self) -> Counter[int | None]:
         """How many products of its layers have weights of so many bits; None: of as many as the model's precision has."""
-        return Counter(product and product.num_bits for block in self._blocks for product in block.products)
+        parts = (*self._blocks, *filter(None, self._inputs))
+        return Counter(product and product.num_bits for part in parts for product in part.products)
 
     def make_pool(self, num_slots: int, num_texts: int) -> KVPool:
         """A cache for its keys and values, and for what it remembers of so many texts."""
@@ -137,11 +147,15 @@ class Decoder(CompilableLayers):
         if self._stack and context.whole:
             _, hidden, features = self._stack(x, self._norms[0](x), context.whole, feature_layers)
             return TargetOutput(hidden, features if feature_layers else None)
+        inputs = self._layer_inputs(tokens, x) if self._layer_inputs else None
         captured = {}
         for index, (block, block_norm) in enumerate(zip(self._blocks, self._norms, strict=True)):
             x, normed = block_norm.after_adding(x, delta)
             captured[index] = x
             x, delta = block(x, normed, self._places[index], context)
+            if inputs is not None and (own := self._inputs[index]):
+                x = x + delta
+                delta = own(x, inputs[:, index])
             if scale := self._scales[index]:
                 x, delta = (x + delta) * scale, None
         x, hidden = self.final_norm.after_adding(x, delta)

@@ -8,9 +8,9 @@ from torch import Tensor
 from eagle_rt.kernels.delta_net import DeltaNetShape, DeltaNetWeights
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 from eagle_rt.kernels.products import Quantization
+from eagle_rt.models.layer_shape import LayerShape
 from eagle_rt.models.linear import linear, merged_linear
 from eagle_rt.models.pass_context import PassContext
-from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
 
 

@@ -34,6 +34,7 @@ FAMILIES = {
     "BailingMoeV2ForCausalLM": None,
     "Llama4ForCausalLM": None,
     "Gemma4ForCausalLM": True,
+    "Gemma4UnifiedForCausalLM": True,
 }
 # Models that see, too: the part of them that reads is served. What that is, and of which type its `text_config` may be (or all of
 # its config.json, in which the first Qwen2.5-VL have it).
@@ -47,9 +48,10 @@ READING_PARTS = {
     "Qwen3_5MoeForConditionalGeneration": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
     "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", "llama4_text"),
     "Gemma4ForConditionalGeneration": ("Gemma4ForCausalLM", "gemma4_text"),
+    "Gemma4UnifiedForConditionalGeneration": ("Gemma4UnifiedForCausalLM", "gemma4_unified_text"),
 }
 GEMMA3S = "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"
-GEMMA4S = "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"
+GEMMA4S = tuple(f"Gemma4{kind}For{task}" for kind in ("", "Unified") for task in ("CausalLM", "ConditionalGeneration"))
 GEMMAS = *GEMMA3S, *GEMMA4S
 LLAMA4S = "Llama4ForCausalLM", "Llama4ForConditionalGeneration"
 # Of their layers attention is over latents.
@@ -84,9 +86,11 @@ LEFT_OUT = {
     },
     "Gemma4ForCausalLM": {
         "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262144,
         "global_head_dim": 512,
         "tie_word_embeddings": True,
     },
+    "Gemma4UnifiedForCausalLM": {"global_head_dim": 512, "tie_word_embeddings": True},
     "Ernie4_5ForCausalLM": {"rope_theta": 500000.0, "tie_word_embeddings": True},
     "Glm4ForCausalLM": {"partial_rotary_factor": 0.5},
     "Glm4MoeForCausalLM": {"norm_topk_prob": True, "partial_rotary_factor": 0.5},
@@ -126,7 +130,7 @@ MIXINGS = {
     **{name: {"normalizes": True, "gate": GEGLU} for name in GEMMA4S},
 }
 # What would make other models of these, were it set; Gemma 4's pictures are seen from both sides, which texts are not.
-UNSUPPORTED = "attn_logit_softcapping", "use_bidirectional_attention", "hidden_size_per_layer_input", "num_kv_shared_layers"
+UNSUPPORTED = "attn_logit_softcapping", "use_bidirectional_attention"
 HARMLESS = {"use_bidirectional_attention": "vision"}
 
 

@@ -10,9 +10,9 @@ from eagle_rt.kernels.latents import latent_queries, latent_rows, normed_queries
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 from eagle_rt.kernels.products import Quantization
 from eagle_rt.kernels.rms_norm import RMSNorm
+from eagle_rt.models.layer_shape import LayerShape
 from eagle_rt.models.linear import linear, merged_linear
 from eagle_rt.models.pass_context import PassContext
-from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
 
 # Of the norms within, whatever those of layers have.

@@ -20,10 +20,10 @@ from eagle_rt.models.delta_net import DeltaNet
 from eagle_rt.models.experts import load_experts
 from eagle_rt.models.latent_attention import LatentAttention
 from eagle_rt.models.layer_kinds import ExpertShape
+from eagle_rt.models.layer_shape import LayerShape
 from eagle_rt.models.linear import linear, merged_linear
 from eagle_rt.models.pass_context import PassContext
 from eagle_rt.models.shard import Total, whole
-from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
 
 if TYPE_CHECKING:  # not everywhere is numba installed
@@ -36,7 +36,8 @@ GATES_OF_ATTENTION = ".attention_gate.weight"
 
 
 class Attention:
-    """Grouped-query attention on a paged cache. `input_size` is the hidden size, or twice that in an EAGLE-3 head."""
+    """Grouped-query attention on a paged cache, which may be over the rows of another layer. `input_size` is the hidden size, or
+    twice that in an EAGLE-3 head."""
 
     def __init__(
         self,
@@ -47,10 +48,11 @@ class Attention:
         window: int | None,
         quantization: Quantization,
     ) -> None:
-        self.num_heads, self._kv_heads, self._head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        self.num_heads, self._head_dim = shape.num_heads, shape.head_dim
+        self._kv_heads = 0 if shape.shares_rows else shape.num_kv_heads
         self.window = window
-        sizes = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads}
-        names = {f"{prefix}.{part}_proj": heads * shape.head_dim for part, heads in sizes.items()}
+        sizes = {"q": shape.num_heads, "k": self._kv_heads, "v": self._kv_heads}
+        names = {f"{prefix}.{part}_proj": heads * shape.head_dim for part, heads in sizes.items() if heads}
         self.qkv = merged_linear(checkpoint, names, input_size, quantization)
         self.output = linear(checkpoint, f"{prefix}.o_proj", shape.hidden_size, shape.num_heads * shape.head_dim, quantization)
         sinks = checkpoint.take_optional(f"{prefix}.sinks", (shape.num_heads,))
@@ -96,7 +98,7 @@ class Attention:
         """Normed and rotated queries [T, heads, head_dim], and keys and values [T, 2, kv heads, head_dim] if not yet cached."""
         if context.cache:
             pool, slots = context.cache
-            return self._turn_and_write(x, context, pool.layers[layer], slots), None
+            return self._turn_and_write(x, context, pool.layers[layer][:, :, : self._kv_heads], slots), None
         qkv, norms, num_turned = self._qkv_heads(x), self.norms, self.num_heads + self._kv_heads
         turned = qkv[:, :num_turned]
         if norms and not norms.follow_turning:
@@ -107,6 +109,8 @@ class Attention:
         qkv[:, :num_turned] = turned
         if norms and norms.values:
             qkv[:, num_turned:] = norms.values(qkv[:, num_turned:])
+        if not self._kv_heads:
+            return qkv, None
         return qkv[:, : self.num_heads], qkv[:, self.num_heads :].unflatten(1, (2, self._kv_heads))
 
     def _turn_and_write(self, x: Tensor, context: PassContext, storage: Tensor, slots: Tensor) -> Tensor:
@@ -274,7 +278,8 @@ def head_norms(checkpoint: Checkpoint, prefix: str, shape: LayerShape, *, turns:
     for (queries, keys), follow_turning in ((("q_norm", "k_norm"), False), (("query_layernorm", "key_layernorm"), True)):
         if f"{prefix}.{queries}.weight" in checkpoint:
             of_queries, of_keys = (
-                norm(checkpoint, f"{prefix}.{name}", shape.head_dim, shape.rms_norm_eps) for name in (queries, keys)
+                norm(checkpoint, f"{prefix}.{name}", shape.head_dim, shape.rms_norm_eps)
+                for name in (queries, queries if shape.shares_rows else keys)
             )
             return HeadNorms(of_queries, of_keys, follow_turning, ones if shape.norms_values else None)
     return None

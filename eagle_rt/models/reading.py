@@ -7,7 +7,7 @@ from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.batch import Batch, HostRows
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.decoder import Decoder, TargetOutput
-from eagle_rt.models.spec import LayerShape
+from eagle_rt.models.layer_shape import LayerShape
 
 
 def text_batch(texts: list[list[int]], device: torch.device) -> Batch:

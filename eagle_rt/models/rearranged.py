@@ -9,8 +9,9 @@ from torch import Tensor
 
 from eagle_rt.models.experts import expert_name
 from eagle_rt.models.families import GEMMA3S, GEMMA4S, GEMMAS, HYBRIDS, IN_TURNS, LLAMA4S
+from eagle_rt.models.layer_shape import LatentShape
 from eagle_rt.models.layers import GATES_OF_ATTENTION, OUTPUT_NORMS
-from eagle_rt.models.spec import LatentShape, ModelSpec
+from eagle_rt.models.spec import ModelSpec
 from eagle_rt.models.weights import ChangedCheckpoint, Checkpoint
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}

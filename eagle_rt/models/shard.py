@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from eagle_rt.models.layer_kinds import ExpertShape
-from eagle_rt.models.spec import LayerShape, ModelSpec
+from eagle_rt.models.layer_shape import LayerShape
+from eagle_rt.models.spec import ModelSpec
 from eagle_rt.models.weights import ChangedCheckpoint, Checkpoint
 
 # Along which axis tensors are cut, by what their names end with; all others are whole in every part.

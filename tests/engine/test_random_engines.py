@@ -20,7 +20,7 @@ from eagle_rt.engine.request import TokenEvent
 from eagle_rt.logprobs import TokenLogprob
 
 # Targets, and the algorithms that draft for them: with a head that foresees some of what comes, or with a layer of their own.
-WITH_HEADS = ("llama", "mistral", "qwen3-moe", "llama4", "gemma4-moe", "qwen3.5", "deepseek-v3")
+WITH_HEADS = ("llama", "mistral", "qwen3-moe", "llama4", "gemma4-moe", "gemma4-small", "qwen3.5", "deepseek-v3")
 WITH_LAYERS: dict[str, Callable[[Path], object]] = {
     "own glm4-moe": mtp_layouts.write_nextn,
     "own qwen3.5": mtp_layouts.write_qwen3_5,

@@ -127,34 +127,36 @@ def test_norms_side_by_side(rows: int, sizes: tuple[int, int], dtype: torch.dtyp
 @settings(max_examples=30, deadline=None)
 @given(
     tokens=st.integers(0, 5),
-    kv_heads=st.integers(1, 3),
+    kv_heads=st.integers(0, 3),
     group=st.sampled_from([1, 2, 7]),
     head_dim=st.sampled_from([16, 64, 80, 96, 128]),
     follows=st.sampled_from([None, False, True]),
+    norms_values=st.booleans(),
     dtype=st.sampled_from(DTYPES),
     seed=SEEDS,
 )
 def test_rotate_and_write(
-    tokens: int, kv_heads: int, group: int, head_dim: int, follows: bool | None, dtype: torch.dtype, seed: int
+    tokens: int, kv_heads: int, group: int, head_dim: int, follows: bool | None, norms_values: bool, dtype: torch.dtype, seed: int
 ) -> None:
-    """follows: whether norms follow turning; None for no norms."""
-    heads = kv_heads * group
+    """kv_heads: none where another layer keeps them; follows: whether norms follow turning; None for no norms."""
+    heads = max(1, kv_heads) * group
     qkv = randn(seed, tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
     angles = randn(seed + 1, tokens, head_dim // 2).repeat(1, 2)[:, None]
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     sin[..., : head_dim // 2] *= -1
-    of_queries, of_keys = (RMSNorm(randn(seed + index, head_dim, dtype=dtype), 1e-6) for index in (2, 3))
-    norms = None if follows is None else HeadNorms(of_queries, of_keys, follows)
+    of_queries, of_keys, of_values = (RMSNorm(randn(seed + index, head_dim, dtype=dtype), 1e-6) for index in (2, 3, 4))
+    norms = None if follows is None else HeadNorms(of_queries, of_keys, follows, of_values if norms_values else None)
     pool, expected_pool = (KVPool([RowShape(kv_heads, head_dim)] * 2, 12, dtype, DEVICE) for _ in range(2))
     slots = torch.randperm(12, generator=torch.Generator().manual_seed(seed))[:tokens].to(DEVICE)
 
     queries = rotate_and_write(qkv, heads, cos, sin, norms, pool.storage[1], slots)
 
-    turned = qkv[:, :-kv_heads]
+    turned, values = qkv.split((heads + kv_heads, kv_heads), dim=1)
     turned = norms(turned, heads) if norms and not follows else turned
     turned = rotate(turned, cos, sin)
     turned = norms(turned, heads) if norms and follows else turned
-    expected_pool.write(1, slots, torch.stack((turned[:, heads:], qkv[:, -kv_heads:]), dim=1))
+    values = norms.values(values) if norms and norms.values else values
+    expected_pool.write(1, slots, torch.stack((turned[:, heads:], values), dim=1))
     close(queries, turned[:, :heads], dtype)
     close(pool.storage, expected_pool.storage, dtype)
 

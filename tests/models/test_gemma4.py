@@ -17,7 +17,7 @@ from eagle_rt.cache.pool import RowShape
 from eagle_rt.engine.load import num_weights
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.kernels.gate import GEGLU
-from eagle_rt.models.spec import model_spec
+from eagle_rt.models.spec import LayerInputShape, model_spec
 from models.test_decoder import TOKENS, assert_equals_transformers
 
 # As google/gemma-4-31B-it's and google/gemma-4-26B-A4B-it's say it.
@@ -68,6 +68,25 @@ EXPERTS = DENSE | {
 ALL_TURNED = {"rope_theta": 1e4, "rope_type": "proportional", "factor": 4.0}
 
 
+# google/gemma-4-E2B-it's.
+SMALL = DENSE | {
+    "attention_k_eq_v": False,
+    "hidden_size": 1536,
+    "hidden_size_per_layer_input": 256,
+    "intermediate_size": 6144,
+    "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+    "num_attention_heads": 8,
+    "num_global_key_value_heads": None,
+    "num_hidden_layers": 35,
+    "num_key_value_heads": 1,
+    "num_kv_shared_layers": 20,
+    "sliding_window": 512,
+    "use_bidirectional_attention": None,
+    "use_double_wide_mlp": True,
+    "vocab_size_per_layer_input": 262144,
+}
+
+
 def change_config(folder: Path, *left_out: str, **changes: Any) -> None:
     file = folder / "config.json"
     config = {name: value for name, value in json.loads(file.read_text()).items() if name not in left_out}
@@ -98,12 +117,25 @@ def test_what_published_configs_with_experts_say() -> None:
     assert [num_weights(spec, of_all_experts=own) / 1e9 for own in (False, True)] == pytest.approx([3.8, 25.2], abs=0.1)
 
 
+def test_what_published_configs_of_small_ones_say() -> None:
+    spec = model_spec(SMALL)
+    assert [shape.shares_rows for shape in spec.layer_shapes] == [False] * 15 + [True] * 20
+    assert [shape.intermediate_size for shape in spec.layer_shapes] == [6144] * 15 + [12288] * 20
+    assert spec.row_layers == (*range(15), *((13, 13, 13, 13, 14) * 4))
+    assert {shape.row for shape in spec.layer_shapes} == {RowShape(1, 256, scale=1.0), RowShape(1, 512, scale=1.0)}
+    assert spec.layer_inputs == LayerInputShape(256, 262144)
+    assert num_weights(spec) / 1e9 == pytest.approx(2.27, abs=0.02)
+    left_out = model_spec({name: value for name, value in SMALL.items() if "per_layer_input" not in name})
+    assert left_out.layer_inputs == spec.layer_inputs
+    with pytest.raises(ValueError, match=r"leaves no layer whose keys and values layer 4 could see$"):
+        model_spec(SMALL | {"num_kv_shared_layers": 31})
+
+
 @pytest.mark.parametrize(
     "unlike",
     [
-        {"hidden_size_per_layer_input": 256},
-        {"num_kv_shared_layers": 18},
         {"use_bidirectional_attention": "all"},
+        {"attn_logit_softcapping": 50.0},
     ],
     ids=str,
 )
@@ -111,8 +143,6 @@ def test_what_would_be_another_model(unlike: dict[str, Any]) -> None:
     ((name, value),) = unlike.items()
     with pytest.raises(ValueError, match=rf"^{name} {value!r} in config\.json is not supported"):
         model_spec(DENSE | unlike)
-    with pytest.raises(ValueError, match="hidden_size_per_layer_input 256 in config"):
-        model_spec({name: value for name, value in DENSE.items() if name != "hidden_size_per_layer_input"})
 
 
 @pytest.mark.parametrize(
@@ -168,7 +198,7 @@ def test_experts_that_are_tensors_of_their_own(tmp_path: Path) -> None:
     assert torch.equal(text_logits(load_target(tmp_path), TOKENS), expected)
 
 
-@pytest.mark.parametrize("name", ["gemma4", "gemma4-moe"])
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-small", "gemma4-moe"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_trees_change_no_text(tmp_path: Path, head_dir: Path, name: str, dtype: str) -> None:
     checkpoints.write_target(tmp_path, name)
@@ -180,9 +210,10 @@ def test_trees_change_no_text(tmp_path: Path, head_dir: Path, name: str, dtype: 
 
 
 @pytest.mark.usefixtures("on_gpu_kernels")
-def test_captured_steps_write_the_same_texts(tmp_path: Path, head_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-small"])
+def test_captured_steps_write_the_same_texts(tmp_path: Path, head_dir: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of either kind are moved."""
-    checkpoints.write_target(tmp_path, "gemma4")
+    checkpoints.write_target(tmp_path, name)
     prompts, setting = random_prompts(2, seed=5), SamplingParams(temperature=0, max_new_tokens=8, ignore_eos=True)
     core = make_captured(tmp_path, head_dir, (2, 2, 4), (2,), context_length=100)
     texts = run(core, prompts, setting)
@@ -197,5 +228,27 @@ def test_memory_of_either_kind_is_counted(tmp_path: Path) -> None:
     pool = target.make_pool(10, 1)
     assert len(pool.storages) == 2
     assert target.bytes_per_slot == sum(storage.nbytes for storage in pool.storages.values()) // 10
-    spec = replace(target.spec, global_shape=None)
-    assert num_weights(spec) < num_weights(target.spec)
+    alike = replace(target.spec, layer_shapes=(target.spec.shape,) * target.spec.num_layers)
+    assert num_weights(alike) < num_weights(target.spec)
+
+
+def test_layers_that_see_what_others_keep_keep_nothing(tmp_path: Path) -> None:
+    """Published files have what would make it, all the same."""
+    target = load_target(checkpoints.write_target(tmp_path, "gemma4-small"))
+    assert len(target.make_pool(10, 1).layers) == 4
+    expected = text_logits(target, TOKENS)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for part in ("k_proj", "v_proj", "k_norm"):
+        tensors[f"model.layers.6.self_attn.{part}.weight"] = tensors[f"model.layers.2.self_attn.{part}.weight"] + 1
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert torch.equal(text_logits(load_target(tmp_path), TOKENS), expected)
+
+
+def test_the_one_whose_eyes_and_ears_are_the_same(tmp_path: Path) -> None:
+    """google/gemma-4-12B-it is of another type, and reads as the others do."""
+    checkpoints.write_target(tmp_path, "gemma4-unified")
+    assert_equals_transformers(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert model_spec(config).architecture == "Gemma4UnifiedForCausalLM"
+    seeing = {"architectures": ["Gemma4UnifiedForConditionalGeneration"], "model_type": "gemma4_unified_text"}
+    assert model_spec(config | seeing).layer_shapes == model_spec(config).layer_shapes

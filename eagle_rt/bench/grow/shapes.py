@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from eagle_rt.models.heads.spec import default_feature_layers
-from eagle_rt.models.spec import LayerShape, layer_shape
+from eagle_rt.models.layer_shape import LayerShape, layer_shape
 
 
 @dataclass(frozen=True)

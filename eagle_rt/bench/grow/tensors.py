@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from eagle_rt.bench.grow.shapes import GrownShape, Sizes, large_layer_shape, layer_places
-from eagle_rt.models.spec import layer_shape
+from eagle_rt.models.layer_shape import layer_shape
 from eagle_rt.models.weights import Checkpoint
 
 CONSTANT = 1e-3

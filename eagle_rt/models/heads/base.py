@@ -18,11 +18,11 @@ from eagle_rt.kernels.whole_pass import StackedLayers, layer_stack
 from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.spec import HeadSpec
+from eagle_rt.models.layer_shape import LayerShape
 from eagle_rt.models.layers import Block, norm, optional_norm
 from eagle_rt.models.linear import Linear
 from eagle_rt.models.pass_context import Attend, pass_context
 from eagle_rt.models.rope import Rope
-from eagle_rt.models.spec import LayerShape
 from eagle_rt.models.weights import Checkpoint
 from eagle_rt.token_map.token_map import TokenMap, identity_map
 

@@ -6,8 +6,9 @@ from typing import Any
 from eagle_rt.models.decoder import FINAL_NORM
 from eagle_rt.models.families import HYBRIDS, NEXTN
 from eagle_rt.models.layer_kinds import ExpertShape
+from eagle_rt.models.layer_shape import LayerShape, layer_shape
 from eagle_rt.models.rope import RopeSpec, rope_from_config
-from eagle_rt.models.spec import LayerShape, ModelSpec, layer_shape
+from eagle_rt.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)
