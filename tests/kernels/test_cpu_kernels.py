@@ -139,17 +139,21 @@ def test_gate(gate: Gate, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("follows", [None, False, True])
-def test_rotation_and_writing(dtype: torch.dtype, follows: bool | None) -> None:
-    """follows: whether norms follow turning; None for no norms."""
-    num_heads, num_kv_heads, head_dim, slots = 4, 2, 16, torch.tensor([7, 2, 9])
+@pytest.mark.parametrize(
+    ("num_kv_heads", "follows", "norms_values"),
+    [(2, None, False), (2, False, False), (2, True, False), (2, False, True), (0, False, True)],
+)
+def test_rotation_and_writing(dtype: torch.dtype, num_kv_heads: int, follows: bool | None, norms_values: bool) -> None:
+    """num_kv_heads: none where another layer keeps them; follows: whether norms follow turning; None for no norms."""
+    num_heads, head_dim, slots = 4, 16, torch.tensor([7, 2, 9])
     qkv = torch.randn(3, num_heads + 2 * num_kv_heads, head_dim).to(dtype)
     angles = torch.randn(3, 1, head_dim // 2)
     cos = torch.cat((angles.cos(), angles.cos()), dim=2).to(dtype)
     sin = torch.cat((-angles.sin(), angles.sin()), dim=2).to(dtype)
-    of_queries, of_keys = (RMSNorm(torch.rand(head_dim).to(dtype), 1e-5) for _ in range(2))
-    norms = None if follows is None else HeadNorms(of_queries, of_keys, follows)
-    turned = qkv[:, :-num_kv_heads]
+    of_queries, of_keys, of_values = (RMSNorm(torch.rand(head_dim).to(dtype), 1e-5) for _ in range(3))
+    norms = None if follows is None else HeadNorms(of_queries, of_keys, follows, of_values if norms_values else None)
+    turned, values = qkv.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
+    values = norms.values(values) if norms and norms.values else values
     turned = norms(turned, num_heads) if norms and not follows else turned
     turned = rotate(turned, cos, sin)
     turned = norms(turned, num_heads) if norms and follows else turned
@@ -157,7 +161,7 @@ def test_rotation_and_writing(dtype: torch.dtype, follows: bool | None) -> None:
     queries = rotate_and_write(qkv.clone(), num_heads, cos, sin, norms, storage, slots)
     torch.testing.assert_close(queries, turned[:, :num_heads], **TOLERANCES[dtype])
     torch.testing.assert_close(storage[slots, 0], turned[:, num_heads:], **TOLERANCES[dtype])
-    assert torch.equal(storage[slots, 1], qkv[:, -num_kv_heads:])
+    torch.testing.assert_close(storage[slots, 1], values, **(TOLERANCES[dtype] if norms_values else {"rtol": 0, "atol": 0}))
     others = np.setdiff1d(np.arange(12), slots.numpy())
     assert not storage[others].any()
 
