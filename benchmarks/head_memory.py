@@ -94,7 +94,7 @@ def load_and_watch(shape: str, directory: Path) -> dict[str, int]:
     head, _ = load_head(directory, target, "EAGLE3", torch.bfloat16, "cpu")
     is_done.set()
     watcher.join()
-    assert head.num_layers == 1
+    assert len(head.rows) == 1
     file_bytes = (directory / "model.safetensors").stat().st_size
     return {"file": file_bytes, "held": anonymous_bytes() - before, "peak": peak - before}
 

@@ -57,13 +57,14 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
     num_states = config.max_running_requests + 1  # and one for the padding of captured steps
     saved_rows = range(num_states, num_states + num_saved(config, spec))
     pool = models.target.make_pool(num_slots, num_states + len(saved_rows))
-    rows = {*models.target.rows, *([head.shape.row] if head else ())}
+    rows = {*models.target.rows, *(head.rows if head else ())}
     backend = attention_backend(config.attention_backend, device, dtype, rows)
     operations = step_operations(config.attention_backend, config.speculative_score_sharpness)
     rule = load_rule(config.tree_rule, tree_shape) if head and config.tree_rule else None
     drafter = None
     if head:
-        parts = head, KVPool([head.shape.row] * head.num_layers, num_slots, dtype, device), backend, operations
+        head_pool = KVPool(head.rows, num_slots, dtype, device) if head.rows else pool
+        parts = head, head_pool, backend, operations
         options = {"tree": tree_shape, "num_states": num_states, "couples": config.speculative_coupling == "auto"}
         is_drawn = isinstance(rule, StaticTree)
         drafter = DrawnTreeDrafter(*parts, paths=rule.paths, **options) if is_drawn else TreeDrafter(*parts, **options)
@@ -173,7 +174,7 @@ def scheduler_limits(
     if num_tokens is None:
         slot_bytes = target.bytes_per_slot
         if head:
-            slot_bytes += head.num_layers * head.shape.row.num_numbers * dtype.itemsize
+            slot_bytes += sum(row.num_numbers for row in head.rows) * dtype.itemsize
         useful = config.max_running_requests * (context_length + tree_shape.num_scratch_rows + config.page_size)
         spared = graph_bytes(config, target.spec, tree_shape, dtype)
         spared += target.bytes_per_text * (config.max_running_requests + 1 + num_saved(config, target.spec))

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.cache.pool import KVPool
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.assemble import make_core
 from eagle_rt.engine.core import run_to_end
@@ -120,6 +121,8 @@ def aux_layers_flag(layers: tuple[int, ...]) -> str:
 def other_conventions(head: Head, target: ModelSpec) -> Iterator[Convention]:
     """Everything else that published heads disagree about and that the weights do not show."""
     spec = head.spec
+    if spec.kind == "ASSISTANT":
+        return
     order = "hidden state before the embedding" if spec.embedding_first else "embedding before the hidden state"
     swap = "its fc (or attention) weights have the hidden state before the embedding: swap their halves"
     yield Convention(order, {"embedding_first": not spec.embedding_first}, swap)
@@ -181,6 +184,12 @@ class FitProbe:
         hidden = self._without_last(self._read((FINAL_NORM,)), shift=1)
         return torch.cat([self._target.logits(hidden[rows]).argmax(dim=-1) for rows in self._rows.split(ROWS_AT_ONCE)])
 
+    def _read_pool(self) -> KVPool:
+        """What the target keeps of the rows' texts."""
+        pool = self._target.make_pool(len(self._batch.tokens), self._batch.batch_size)
+        self._target.forward(self._batch, pool, ReferenceAttention(self._target.embedding.dtype))
+        return pool
+
     def _without_last(self, per_token: Tensor, shift: int = 0) -> Tensor:
         """Of [T, size] over whole texts, the part for the batch's rows, or for the tokens one later."""
         parts = per_token.split([len(text) for text in self._texts])
@@ -197,7 +206,7 @@ class FitProbe:
     def guesses(self, head: Head, *, blind: bool = False) -> tuple[Tensor, Tensor]:
         """([R] bool: the head's favourite is the target's; [R] the log-probability that the head gives to the target's favourite,
         0 where it cannot draft that at all). blind: with the hidden states of other places in the texts."""
-        pool = text_pool(self._batch, head.num_layers, head.shape, self._target.embedding)
+        pool = text_pool(self._batch, head.rows, self._target.embedding) if head.rows else self._read_pool()
         features = self._features_of(head.feature_layers)
         hidden = head.fuse(features.roll(len(features) // 2, dims=0) if blind else features)
         states = head.forward(self._next_tokens, hidden, self._batch, pool, ReferenceAttention(hidden.dtype))

@@ -216,6 +216,11 @@ def load_draft_head(config: EngineConfig, info: ModelInfo, target: Decoder, dtyp
     folder = head_dir(config)
     if folder is not None:
         head, unused = load_head(folder, target, algorithm, dtype, config.device)
+        if not head.rows and config.tensor_parallel_size > 1:
+            size = config.tensor_parallel_size
+            raise ValueError(
+                f"--tensor-parallel-size {size}: a drafter of Gemma 4's looks at all keys, and no process has them; use 1"
+            )
     elif has_mtp_layer(info.directory, target.spec):
         head, unused = load_mtp_head(info.directory, target, dtype, config.device)
     else:

@@ -1,5 +1,6 @@
 """The target: one decoder for all supported families."""
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.layer_inputs import LayerInput, LayerInputs
 from eagle_rt.models.layers import Block, norm
 from eagle_rt.models.linear import Linear, linear
-from eagle_rt.models.pass_context import Attend, pass_context
+from eagle_rt.models.pass_context import Attend, PassContext, pass_context
 from eagle_rt.models.quantized import open_checkpoint
 from eagle_rt.models.rearranged import RearrangedCheckpoint, own_name
 from eagle_rt.models.rope import Rope
@@ -48,8 +49,8 @@ class Decoder(CompilableLayers):
 
     feature_layers: layers whose input is handed to the draft head; num_layers means the output of the last one, and
     FINAL_NORM that output after the final norm. quantization: of the weights of products, see `products.product_with`, layer by
-    layer as they are read. rows: what each of its layers that look back keeps of a token. shard: the part of it that this process
-    holds, and total: the sum of what all hold.
+    layer as they are read. rows: what each of its layers that look back keeps of a token; places: where what each sees is, among
+    those. shard: the part of it that this process holds, and total: the sum of what all hold.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Decoder(CompilableLayers):
         # Of each layer where what it sees is in the cache: among the keys and values of all that keep some, or their memories.
         keeps_rows = [not (shape.shares_rows or own) for shape, own in zip(shapes, spec.delta_nets, strict=True)]
         kept, remembered = (list(accumulate(own, initial=0)) for own in (keeps_rows, map(bool, spec.delta_nets)))
-        self._places = [
+        self.places = [
             remembered[index] if delta_net else kept[source]
             for index, (source, delta_net) in enumerate(zip(spec.row_layers, spec.delta_nets, strict=True))
         ]
@@ -132,6 +133,12 @@ class Decoder(CompilableLayers):
         delta_net = self.spec.delta_net
         return Memories.bytes_per_text(self._num_memories, delta_net, self._dtype) if delta_net else 0
 
+    def quantized(self) -> "Decoder":
+        """The same with weights of eight bits in its layers."""
+        other = copy.copy(self)
+        other._blocks, other._stack = [block.quantized() for block in self._blocks], None
+        return other
+
     def close(self) -> None:
         """Let go of what does not end by itself."""
 
@@ -140,19 +147,31 @@ class Decoder(CompilableLayers):
         return self._run(batch.tokens, batch.positions, CachedAttention(batch, pool, backend), feature_layers)
 
     def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend, feature_layers: tuple[int, ...]) -> TargetOutput:
-        context = pass_context(self._rope, positions, attend, self._window_rope)
-        x, delta = embed(tokens, self.embedding), None
-        if self._embedding_scale != 1:
-            x = x * self._embedding_scale
+        x, context = self.embed(tokens), self.context(positions, attend)
         if self._stack and context.whole:
             _, hidden, features = self._stack(x, self._norms[0](x), context.whole, feature_layers)
             return TargetOutput(hidden, features if feature_layers else None)
         inputs = self._layer_inputs(tokens, x) if self._layer_inputs else None
-        captured = {}
+        return self.go_through(x, context, feature_layers, inputs)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[T, H] what enters the first layer."""
+        x = embed(tokens, self.embedding)
+        return x if self._embedding_scale == 1 else x * self._embedding_scale
+
+    def context(self, positions: Tensor, attend: Attend) -> PassContext:
+        """What its layers share of a pass over such positions."""
+        return pass_context(self._rope, positions, attend, self._window_rope)
+
+    def go_through(
+        self, x: Tensor, context: PassContext, feature_layers: tuple[int, ...] = (), inputs: Tensor | None = None
+    ) -> TargetOutput:
+        """All layers, one after the other, from what enters the first [T, H]; inputs: of `LayerInputs`, if there are any."""
+        captured, delta = {}, None
         for index, (block, block_norm) in enumerate(zip(self._blocks, self._norms, strict=True)):
             x, normed = block_norm.after_adding(x, delta)
             captured[index] = x
-            x, delta = block(x, normed, self._places[index], context)
+            x, delta = block(x, normed, self.places[index], context)
             if inputs is not None and (own := self._inputs[index]):
                 x = x + delta
                 delta = own(x, inputs[:, index])

@@ -1,13 +1,14 @@
 """Whole texts through a target in one pass: for training heads, and for finding out whether one fits."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.batch import Batch, HostRows
-from eagle_rt.cache.pool import KVPool
+from eagle_rt.cache.pool import KVPool, RowShape
 from eagle_rt.models.decoder import Decoder, TargetOutput
-from eagle_rt.models.layer_shape import LayerShape
 
 
 def text_batch(texts: list[list[int]], device: torch.device) -> Batch:
@@ -29,9 +30,9 @@ def text_batch(texts: list[list[int]], device: torch.device) -> Batch:
     )
 
 
-def text_pool(batch: Batch, num_layers: int, shape: LayerShape, like: Tensor) -> KVPool:
+def text_pool(batch: Batch, rows: Sequence[RowShape], like: Tensor) -> KVPool:
     """A cache that holds just these texts, in the precision and on the device of `like`."""
-    return KVPool([shape.row] * num_layers, len(batch.tokens), like.dtype, str(like.device))
+    return KVPool(rows, len(batch.tokens), like.dtype, str(like.device))
 
 
 def read_texts(target: Decoder, texts: list[list[int]], feature_layers: tuple[int, ...]) -> TargetOutput:

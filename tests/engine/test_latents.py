@@ -90,7 +90,7 @@ def test_a_text_comes_out_the_same_whatever_else_is_read(tmp_path: Path, name: s
 
     def hidden(*texts: list[int]) -> torch.Tensor:
         batch = text_batch(list(texts), target.embedding.device)
-        pool = text_pool(batch, target.spec.num_layers, target.spec.shape, target.embedding)
+        pool = text_pool(batch, target.rows, target.embedding)
         return target.forward(batch, pool, RowAttention(torch.bfloat16)).hidden
 
     text = random_prompts(1, seed=4, longest=40)[0] + [9, 8, 7] * 30

@@ -72,7 +72,7 @@ def load(head_dir: Path, target_dir: Path, name: str = "EAGLE3") -> Head:
 def logits_along(head: Head, text: list[int], features: Tensor, path: tuple[int, ...]) -> list[Tensor]:
     """Our head's logits after a text, and after each draft id of a path below it."""
     length = len(text) - 1
-    pool = KVPool([head.shape.row] * head.num_layers, length + len(path), torch.float32, "cpu")
+    pool = KVPool(head.rows, length + len(path), torch.float32, "cpu")
 
     def batch(first: int, tokens: list[int]) -> Batch:
         end = first + len(tokens)

@@ -335,7 +335,7 @@ def test_a_targets_own_layer(tmp_path: Path, name: str) -> None:
 def states_after(head: Head, text: list[int]) -> Tensor:
     batch = text_batch([text], torch.device("cpu"))
     features = torch.randn(len(text), head.shape.hidden_size, generator=torch.Generator().manual_seed(1))
-    pool = text_pool(batch, head.num_layers, head.shape, features)
+    pool = text_pool(batch, head.rows, features)
     return head.forward(batch.tokens, head.fuse(features), batch, pool, ReferenceAttention(torch.float32))
 
 

@@ -39,7 +39,7 @@ def read(head: Head, target: Decoder, backend: ReferenceAttention | RowAttention
     pool = text_pool(batch, target.spec.num_layers, target.spec.shape, target.embedding)
     features = target.forward(batch, pool, backend, head.feature_layers).features
     assert features is not None
-    own_pool = text_pool(batch, head.num_layers, head.shape, target.embedding)
+    own_pool = text_pool(batch, head.rows, target.embedding)
     states = head.forward(batch.tokens, head.fuse(features), batch, own_pool, backend)
     return states, head.logits(states)
 

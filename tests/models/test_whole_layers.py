@@ -27,7 +27,7 @@ TOKENS = torch.randint(6, checkpoints.VOCAB_SIZE, (30,), generator=torch.Generat
 @torch.inference_mode()
 def logits_and_cache(target: Decoder, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
     batch = text_batch(texts, target.embedding.device)
-    pool = text_pool(batch, target.spec.num_layers, target.spec.shape, target.embedding)
+    pool = text_pool(batch, target.rows, target.embedding)
     hidden = target.forward(batch, pool, RowAttention(target.embedding.dtype)).hidden
     return target.logits(hidden).float(), pool.storage.float()
 
@@ -92,7 +92,7 @@ def test_a_prompt_comes_out_the_same_however_it_is_read(tmp_path: Path, name: st
 
     def hidden(*ends: int) -> Tensor:
         whole_batch = text_batch([text], target.embedding.device)
-        pool = text_pool(whole_batch, target.spec.num_layers, target.spec.shape, target.embedding)
+        pool = text_pool(whole_batch, target.rows, target.embedding)
         read = []
         for start, end in pairwise((0, *ends, len(text))):
             own = torch.arange(start, end)

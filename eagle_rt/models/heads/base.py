@@ -11,7 +11,7 @@ from torch import Tensor
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.batch import Batch
-from eagle_rt.cache.pool import KVPool
+from eagle_rt.cache.pool import KVPool, RowShape
 from eagle_rt.kernels.embed import embed
 from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.whole_pass import StackedLayers, layer_stack
@@ -40,7 +40,9 @@ class DraftHead(Protocol):
     @property
     def shape(self) -> LayerShape: ...
     @property
-    def num_layers(self) -> int: ...
+    def rows(self) -> tuple[RowShape, ...]:
+        """What each of its layers keeps of a token; none if it looks at what the target keeps, whose pool it is then given."""
+        ...
 
     def fuse(self, features: Tensor) -> Tensor:
         """Target features [T, F] to the head's hidden states [T, H]."""
@@ -57,36 +59,13 @@ class DraftHead(Protocol):
 
 
 class Head(CompilableLayers, ABC):
-    """A head of one or a few decoder layers. Kinds differ in how token and hidden state enter the first of them.
+    """What a head goes by stands in `spec`; weights are fixed at construction. Kinds differ in `_layers`, a pass over tokens [T],
+    positions [T] and hidden states [T, H], and in what `logits` makes of its states."""
 
-    Weights are fixed at construction; `_fuse` is what projects to the first layer's input, if anything does. Everything else that a
-    head goes by stands in `spec`.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, spec: HeadSpec, target: Decoder, first_input_size: int) -> None:
-        shape = spec.shape
-        vocab_size, size, eps = target.spec.vocab_size, shape.hidden_size, shape.rms_norm_eps
+    def __init__(self, spec: HeadSpec, target: Decoder, lm_head: Linear) -> None:
         self.spec = spec
-        own_embedding = checkpoint.take_optional("embed_tokens.weight", (vocab_size, size))
-        if own_embedding is None and size != target.spec.shape.hidden_size:
-            raise ValueError(
-                f"the head's hidden_size is {size} and the target's {target.spec.shape.hidden_size}, so the head cannot use the "
-                f"target's embeddings, and {checkpoint.model_dir} holds none: this head was made for another target"
-            )
-        self._embedding = target.embedding if own_embedding is None else own_embedding
-        self._blocks = [
-            Block(checkpoint, f"layers.{index}", shape, size if index else first_input_size, experts=spec.experts)
-            for index in range(spec.num_layers)
-        ]
-        self._later_norms = [
-            norm(checkpoint, later_norm_name(checkpoint, index, spec.later_norm), size, eps) for index in range(1, spec.num_layers)
-        ]
-        self._fuse: Linear | None = None
-        self._final_norm: RMSNorm | None = optional_norm(checkpoint, "norm", size, eps)
-        self.token_map = identity_map(vocab_size)
-        self._lm_head: Linear = target.lm_head
-        self._rope = self._make_rope()
-        self._stacks: list[StackedLayers] | None = None
+        self.token_map = identity_map(target.spec.vocab_size)
+        self._lm_head = lm_head
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -97,14 +76,13 @@ class Head(CompilableLayers, ABC):
         return self.spec.shape
 
     @property
-    def num_layers(self) -> int:
-        return self.spec.num_layers
+    def rows(self) -> tuple[RowShape, ...]:
+        return (self.shape.row,) * self.spec.num_layers
 
     def with_spec(self, **changes: Any) -> Self:
         """The same weights, read another way."""
         other = copy.copy(self)
         other.spec = replace(self.spec, **changes)
-        other._rope = other._make_rope()
         other._compiled = None
         return other
 
@@ -129,33 +107,75 @@ class Head(CompilableLayers, ABC):
         return other
 
     def quantized(self) -> Self:
-        """The same head with weights of eight bits, but for embeddings, norms and `fc`: half as much is read for every level that
-        is drafted. What is drafted changes hardly, and what is accepted of it is up to the target as ever.
+        """The same head with weights of eight bits, but for embeddings, norms and what reads hidden states: half as much is read
+        for every level that is drafted. What is drafted changes hardly, and what is accepted of it is up to the target as ever.
 
-        `fc` reads hidden states that no norm has made alike: beside a few thousands, sixteen bits hold nothing of small numbers.
+        No norm has made hidden states alike: beside a few thousands, sixteen bits hold nothing of small numbers.
         """
         other = copy.copy(self)
-        other._blocks = [block.quantized() for block in self._blocks]
         other._lm_head = self._lm_head.quantized()
         other._compiled = None
-        other.join_layers()
         return other
 
     def join_layers(self) -> None:
-        """Make one compiled function of the first layer, and one of those after it, where that can be, once all weights are
-        read."""
-        parts, norms = [block.parts for block in self._blocks], [*self._later_norms, self._final_norm]
-        runs = [(0, 1), (1, len(parts))] if len(parts) > 1 else [(0, 1)]
-        stacks = [layer_stack(parts[first:last], norms[first:last], first) for first, last in runs]
-        self._stacks = [stack for stack in stacks if stack]
-        if len(self._stacks) < len(runs):
-            self._stacks = None
+        """Make compiled functions of layers, where that can be, once all weights are read."""
 
     def fuse(self, features: Tensor) -> Tensor:
         return features
 
     def forward(self, tokens: Tensor, hidden: Tensor, batch: Batch, pool: KVPool, backend: AttentionBackend) -> Tensor:
         return self._run(tokens, batch.positions, CachedAttention(batch, pool, backend), hidden)
+
+    @abstractmethod
+    def logits(self, states: Tensor) -> Tensor: ...
+
+
+class EagleLayers(Head):
+    """A head of one or a few decoder layers. Kinds differ in how token and hidden state enter the first of them; `_fuse` is what
+    projects to its input, if anything does."""
+
+    def __init__(self, checkpoint: Checkpoint, spec: HeadSpec, target: Decoder, first_input_size: int) -> None:
+        shape = spec.shape
+        vocab_size, size, eps = target.spec.vocab_size, shape.hidden_size, shape.rms_norm_eps
+        super().__init__(spec, target, target.lm_head)
+        own_embedding = checkpoint.take_optional("embed_tokens.weight", (vocab_size, size))
+        if own_embedding is None and size != target.spec.shape.hidden_size:
+            raise ValueError(
+                f"the head's hidden_size is {size} and the target's {target.spec.shape.hidden_size}, so the head cannot use the "
+                f"target's embeddings, and {checkpoint.model_dir} holds none: this head was made for another target"
+            )
+        self._embedding = target.embedding if own_embedding is None else own_embedding
+        self._blocks = [
+            Block(checkpoint, f"layers.{index}", shape, size if index else first_input_size, experts=spec.experts)
+            for index in range(spec.num_layers)
+        ]
+        self._later_norms = [
+            norm(checkpoint, later_norm_name(checkpoint, index, spec.later_norm), size, eps) for index in range(1, spec.num_layers)
+        ]
+        self._fuse: Linear | None = None
+        self._final_norm: RMSNorm | None = optional_norm(checkpoint, "norm", size, eps)
+        self._rope = self._make_rope()
+        self._stacks: list[StackedLayers] | None = None
+
+    def with_spec(self, **changes: Any) -> Self:
+        other = super().with_spec(**changes)
+        other._rope = other._make_rope()
+        return other
+
+    def quantized(self) -> Self:
+        other = super().quantized()
+        other._blocks = [block.quantized() for block in self._blocks]
+        other.join_layers()
+        return other
+
+    def join_layers(self) -> None:
+        """One function of the first layer, and one of those after it."""
+        parts, norms = [block.parts for block in self._blocks], [*self._later_norms, self._final_norm]
+        runs = [(0, 1), (1, len(parts))] if len(parts) > 1 else [(0, 1)]
+        stacks = [layer_stack(parts[first:last], norms[first:last], first) for first, last in runs]
+        self._stacks = [stack for stack in stacks if stack]
+        if len(self._stacks) < len(runs):
+            self._stacks = None
 
     def _layers(self, tokens: Tensor, positions: Tensor, attend: Attend, hidden: Tensor) -> Tensor:
         context = pass_context(self._rope, positions, attend)

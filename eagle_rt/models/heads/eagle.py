@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from eagle_rt.models.decoder import Decoder
-from eagle_rt.models.heads.base import Head
+from eagle_rt.models.heads.base import EagleLayers
 from eagle_rt.models.heads.spec import HeadSpec
 from eagle_rt.models.layers import optional_norm
 from eagle_rt.models.linear import linear
 from eagle_rt.models.weights import Checkpoint
 
 
-class EagleHead(Head):
+class EagleHead(EagleLayers):
     """x = fc([embedding; hidden]); r = x + attention(x); o = r + feed_forward(norm(r)); the target's output layer reads o.
 
     (Li et al., "EAGLE", 2024.) o foresees the target's final hidden state, and the next pass takes it as such. Where the

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from eagle_rt.kernels.rms_norm import norms_side_by_side
 from eagle_rt.models.decoder import FINAL_NORM, Decoder
-from eagle_rt.models.heads.base import Head
+from eagle_rt.models.heads.base import EagleLayers
 from eagle_rt.models.heads.spec import HeadSpec
 from eagle_rt.models.layers import norm, optional_norm
 from eagle_rt.models.linear import Linear, linear
@@ -13,7 +13,7 @@ from eagle_rt.models.weights import Checkpoint
 from eagle_rt.token_map.token_map import TokenMap, from_offsets, identity_map
 
 
-class Eagle3Head(Head):
+class Eagle3Head(EagleLayers):
     """g = fc(features); z = [norm(embedding); norm(g)]; r = g + attention(z); o = r + feed_forward(norm(r)).
 
     (Li et al., "EAGLE-3", 2025, section 3.1.) o is the state that the next pass takes in place of g; its norm goes to the output

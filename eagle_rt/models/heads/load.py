@@ -7,7 +7,8 @@ import torch
 
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.experts import expert_name
-from eagle_rt.models.families import HYBRIDS, NEXTN
+from eagle_rt.models.families import HYBRIDS, NEXTN, architecture_of
+from eagle_rt.models.heads.assistant import ASSISTANTS, load_assistant
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.eagle import EagleHead
 from eagle_rt.models.heads.eagle3 import Eagle3Head
@@ -81,10 +82,14 @@ def load_head(head_dir: Path, target: Decoder, algorithm: str, dtype: torch.dtyp
             kind than `algorithm` says.
     """
     config = read_config(head_dir)
+    wanted = "EAGLE" if algorithm == "NEXTN" else algorithm
+    if (name := architecture_of(config)) in ASSISTANTS:
+        if wanted != "EAGLE":
+            raise ValueError(f"{head_dir} holds a drafter of Gemma 4's: use --speculative-algorithm EAGLE, not {algorithm}")
+        return load_assistant(head_dir, config, name, target, dtype, device)
     checkpoint = Checkpoint(head_dir, dtype, device, "head", head_name)
     try:
         kind = head_kind(checkpoint)
-        wanted = "EAGLE" if algorithm == "NEXTN" else algorithm
         if kind != wanted:
             raise ValueError(f"{head_dir} holds an {kind} head: use --speculative-algorithm {kind}, not {algorithm}")
         head_class = Eagle3Head if kind == "EAGLE3" else EagleHead

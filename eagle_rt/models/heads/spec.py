@@ -15,7 +15,7 @@ from eagle_rt.models.spec import ModelSpec
 class HeadSpec:
     """How to read a head's weights.
 
-    kind: EAGLE3, EAGLE (1 and 2, whose weights are alike) or MTP. context_length: what `dynamic` rotary angles stretch to.
+    kind: EAGLE3, EAGLE (1 and 2, whose weights are alike), MTP or ASSISTANT. context_length: what `dynamic` angles stretch to.
     feature_layers: target layers whose input the head is fed with, or FINAL_NORM. embedding_first: the token's embedding stands
     before the hidden state where both are put side by side. norm_before_residual: an EAGLE-3 head adds to the normed hidden
     state, not to the one before. norm_output: the state that the next pass takes is normed. zero_first_embedding: the row at
