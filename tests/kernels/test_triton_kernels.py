@@ -23,7 +23,6 @@ from eagle_rt.kernels.triton.embed import embed
 from eagle_rt.kernels.triton.filter_thresholds import filter_thresholds
 from eagle_rt.kernels.triton.gated import gated
 from eagle_rt.kernels.triton.gumbel_argmax import gumbel_argmax
-from eagle_rt.kernels.triton.move_rows import move_rows
 from eagle_rt.kernels.triton.norms_side_by_side import norms_side_by_side
 from eagle_rt.kernels.triton.penalize import penalize
 from eagle_rt.kernels.triton.rerank import rerank
@@ -35,6 +34,7 @@ from eagle_rt.kernels.triton.walk import walk
 from eagle_rt.models.rope import Rope, RopeSpec
 from eagle_rt.speculate.penalties import Strengths, changed
 from eagle_rt.speculate.sampler import SamplingBatch, filter_tokens, perturbed_logits, target_choice
+from eagle_rt.speculate.triton_operations import TritonOperations
 from eagle_rt.tree.draft_tree import DraftTree, ancestor_mask
 from eagle_rt.tree.expand import Beam, Candidates, first_level, next_level
 from eagle_rt.tree.rerank import rerank as rerank_twin
@@ -394,18 +394,19 @@ def test_move_rows(batch_size: int, num_nodes: int, dtype: torch.dtype, data: st
         nodes = sorted(data.draw(st.permutations(range(1, num_nodes)))[:length])
         paths.append([0, *nodes] + [-1] * (max_depth - length))
     path = torch.tensor(paths, device=DEVICE)
-    pool = KVPool([RowShape(2, 8)] * 2, 40, dtype, DEVICE)
-    pool.storage.copy_(randn(seed, *pool.storage.shape))
+    rows = [RowShape(2, 8), RowShape(1, 24), RowShape(2, 8)]
+    pool, expected = (KVPool(rows, 40, dtype, DEVICE) for _ in range(2))
+    for kind, storage in pool.storages.items():
+        storage.copy_(randn(seed, *storage.shape))
+        expected.storages[kind].copy_(storage)
     slots = (
         torch.randperm(40, generator=torch.Generator().manual_seed(seed))[: batch_size * num_nodes].view(batch_size, -1).to(DEVICE)
     )
-    expected = KVPool([RowShape(2, 8)] * 2, 40, dtype, DEVICE)
-    expected.storage.copy_(pool.storage)
     steps = torch.arange(max_depth + 1, device=DEVICE)
     sources = slots.gather(1, torch.where(path >= 0, path, steps))
     expected.move(sources.flatten(), slots[:, : max_depth + 1].flatten())
-    move_rows(pool.storage, slots, path)
-    assert torch.equal(pool.storage, expected.storage)
+    TritonOperations(1.0).keep(pool, slots, path)
+    assert all(torch.equal(*pair) for pair in zip(pool.layers, expected.layers, strict=True))
 
 
 @settings(max_examples=20, deadline=None)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,11 +19,13 @@ from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.attention.grouped import GroupedAttention
 from eagle_rt.attention.reference import ReferenceAttention
 from eagle_rt.attention.rows import RowAttention
-from eagle_rt.batch import Batch, HostMask, HostRows
+from eagle_rt.attention.triton import TritonAttention
+from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords
 from eagle_rt.engine.build import build_core
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import model_info
 from eagle_rt.engine.params import SamplingParams, SpeculativeParams
+from eagle_rt.kernels.triton.tree_attention import mask_words
 from eagle_rt.models.decoder import FINAL_NORM, Decoder
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import load_head
@@ -128,6 +131,42 @@ def test_logits_are_those_of_transformers(pair: tuple[Path, Path], backend: Any)
         torch.testing.assert_close(own, expected, atol=1e-4, rtol=0)
 
 
+@torch.inference_mode()
+def test_a_level_sees_texts_alone_however_its_mask_is_given(pair: tuple[Path, Path]) -> None:
+    """Two nodes of each of two texts, behind one that was drafted before."""
+    target = load_target(pair[0])
+    head, _ = load_head(pair[1], target, "EAGLE", torch.float32, "cpu")
+    texts, most = [TOKENS[:20], TOKENS[30:42]], 40
+    pool, slots = target.make_pool(2 * most, 2), [range(number * most, (number + 1) * most) for number in range(2)]
+    for text, own in zip(texts, slots, strict=True):
+        batch = text_batch([text], torch.device("cpu"))
+        rows = HostRows((len(text),), (own[: len(text)],))
+        batch = replace(batch, slots=torch.tensor(own[: len(text)]), rows=rows)
+        target.forward(batch, pool, ReferenceAttention(torch.float32))
+    for layer in pool.layers:
+        layer[torch.tensor([slot for text, own in zip(texts, slots, strict=True) for slot in own[len(text) :]])] = torch.nan
+    states, tokens = torch.randn(4, head.shape.hidden_size, generator=torch.Generator().manual_seed(0)), torch.tensor([9, 8, 7, 6])
+    places = torch.tensor([[len(text) + 1, len(text) + 2] for text in texts])
+    kv_lens, visible = tuple(len(text) + 3 for text in texts), torch.ones(2, 2, 3, dtype=torch.bool)
+    host_rows = HostRows(kv_lens, tuple(own[:kv_len] for own, kv_len in zip(slots, kv_lens, strict=True)))
+    own_slots = (places + torch.tensor([[0], [most]])).flatten()
+    batch = Batch(tokens, places.flatten(), own_slots, (0, 2, 4), host_rows, HostMask(visible.flatten(0, 1).numpy(), (3, 3)))
+    expected = head.forward(tokens, states, batch, pool, ReferenceAttention(torch.float32))
+    assert expected.isfinite().all()
+    pages = torch.tensor([list(own) for own in slots], dtype=torch.int32)
+    device_rows = DeviceRows(torch.tensor(kv_lens, dtype=torch.int32), pages, page_size=1)
+    words = MaskWords(mask_words(visible), 3)
+    for rows, mask, backend in (
+        (host_rows, batch.tree_mask, RowAttention(torch.float32)),
+        (host_rows, visible, GroupedAttention(torch.float32)),
+        (host_rows, words, TritonAttention()),
+        (device_rows, visible, TritonAttention()),
+        (device_rows, words, TritonAttention()),
+    ):
+        found = head.forward(tokens, states, replace(batch, rows=rows, tree_mask=mask), pool, backend)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 def traces_of(core: EngineCore, prompts: list[list[int]], num_new_tokens: int) -> list[list[StepTrace]]:
     traced = SamplingParams(
         temperature=0, max_new_tokens=num_new_tokens, ignore_eos=True, speculative=SpeculativeParams(trace=True)
@@ -156,7 +195,19 @@ def test_trees_change_no_text(pair: tuple[Path, Path], kind: str, dtype: str) ->
 
 
 @pytest.mark.usefixtures("on_gpu_kernels")
-def test_captured_steps_draft_the_same_trees(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_steps_write_the_same_texts(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, setting = random_prompts(2, seed=5, longest=30), SamplingParams(temperature=0, max_new_tokens=8, ignore_eos=True)
+    core = make_captured(*pair, (3, 2, 6), (2,), **OPTIONS)
+    texts, counts = run(core, prompts, setting), core.metrics.num_draft_tokens
+    assert "step" in core.runner.clock.seconds
+    monkeypatch.undo()
+    core = make_core(*pair, (3, 2, 6), **OPTIONS)
+    assert run(core, prompts, setting) == texts
+    assert counts > 0
+
+
+@pytest.mark.usefixtures("on_gpu_kernels")
+def test_steps_of_the_same_kernels_draft_the_same_trees(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     target_dir, head_dir = pair
     prompts = random_prompts(2, seed=5, longest=30)
     captured = traces_of(make_captured(target_dir, head_dir, (3, 2, 6), (2,), **OPTIONS), prompts, 8)

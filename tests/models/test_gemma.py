@@ -45,7 +45,7 @@ def test_what_a_published_config_leaves_out() -> None:
     assert (spec.rope.kind, spec.rope.theta, spec.window_rope.kind, spec.window_rope.theta) == ("linear", 1e6, "default", 1e4)
 
 
-@pytest.mark.parametrize("name", ["attn_logit_softcapping", "use_bidirectional_attention", "num_kv_shared_layers"])
+@pytest.mark.parametrize("name", ["attn_logit_softcapping", "use_bidirectional_attention"])
 def test_what_would_be_another_model(name: str) -> None:
     assert model_spec(PUBLISHED | {name: None})
     with pytest.raises(ValueError, match=rf"^{name} 30\.0 in config\.json is not supported"):
