@@ -46,12 +46,12 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dt
         num_rows = max(min(batch_size, MOST_COPYING) * tree_shape.num_nodes, batch_size * max(drafted.num_nodes, drafted.top_k))
     logits = spec.vocab_size * (2 * (dtype.itemsize + 4) + PENALIZED_BYTES)
     # Of a row a gate and up and what they come to; of each of its experts that, and what it adds.
-    gates = max(
-        own.mixing.num_taken * (4 * own.intermediate_size + shape.hidden_size) + own.count if own else 4 * shape.intermediate_size
-        for own in spec.experts
-    )
+    gates = 4 * max(own.intermediate_size for own in spec.layer_shapes)
+    of_experts = [own.mixing.num_taken * (4 * own.intermediate_size + shape.hidden_size) + own.count for own in spec.experts if own]
+    if all(own and not own.beside_gate for own in spec.experts):
+        gates = 0
     attention = max(own.num_heads * own.head_dim for own in spec.layer_shapes)
-    layer = (8 * shape.hidden_size + gates + 4 * attention) * dtype.itemsize
+    layer = (8 * shape.hidden_size + gates + max(of_experts, default=0) + 4 * attention) * dtype.itemsize
     if own := spec.delta_net:  # of whose layers all inputs are noted until it is known what is kept
         width, num_layers = own.num_channels + own.values_size, sum(map(bool, spec.delta_nets))
         layer += num_layers * (width + 2 * own.num_heads) * dtype.itemsize + 4 * (width + 2 * own.values_size)

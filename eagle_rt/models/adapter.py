@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from eagle_rt.models.weights import ChangedCheckpoint, Checkpoint, Rename, open_tensor_file
@@ -70,7 +71,8 @@ class AdaptedCheckpoint(ChangedCheckpoint):
         if parts := self._factors.get(name):
             a, b = parts["A"].to(tensor.device).float(), parts["B"].to(tensor.device).float()
             self._check(name, (b.shape[0], *a.shape[1:]), shape)
-            return tensor.float().addmm_(b, a, alpha=self._scales[name]).to(tensor.dtype)
+            # A tensor that is read again, as Gemma 4's that make keys and values, must be found as it was.
+            return torch.addmm(tensor.float(), b, a, alpha=self._scales[name]).to(tensor.dtype)
         return tensor
 
     def _check(self, name: str, given: tuple[int, ...], shape: tuple[int, ...]) -> None:

@@ -175,7 +175,7 @@ class Decoder(CompilableLayers):
             if inputs is not None and (own := self._inputs[index]):
                 x = x + delta
                 delta = own(x, inputs[:, index])
-            if scale := self._scales[index]:
+            if (scale := self._scales[index]) is not None:
                 x, delta = (x + delta) * scale, None
         x, hidden = self.final_norm.after_adding(x, delta)
         captured |= {self.spec.num_layers: x, FINAL_NORM: hidden}

@@ -66,8 +66,9 @@ def changed_model(target: Path, adapter: Path, scale_of: Any) -> torch.nn.Module
             lambda module, rank: (2 if "q_proj" in module else 1 if ".0.mlp" in module or ".1.mlp" in module else 8) / rank,
         ),
         ("gemma3", ["q_proj", "gate_proj"], {}, lambda module, rank: 8 / rank),
+        ("gemma4", ["k_proj", "down_proj"], {}, lambda module, rank: 8 / rank),  # and so values of some layers
     ],
-    ids=["llama", "rank stabilized", "fused", "alphas", "gemma3"],
+    ids=["llama", "rank stabilized", "fused", "alphas", "gemma3", "gemma4"],
 )
 def test_logits_are_those_of_the_changed_model(
     tmp_path: Path, family: str, modules: list[str], config: dict[str, Any], scale_of: Any
