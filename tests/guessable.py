@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import checkpoints
+import family_configs
 import torch
 from engines import Tree, make_core
 from safetensors.torch import save_file
@@ -16,7 +17,7 @@ QUIET = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
 
 def write_guessable(directory: Path, name: str, loudness: float = 0.2, **overrides) -> Path:
     """A target of this family whose layers add little to what they read, so that a token tells most of what comes next."""
-    model = checkpoints.random_model(checkpoints.family_config(name, **{"initializer_range": 0.15, **overrides}))
+    model = checkpoints.random_model(family_configs.family_config(name, **{"initializer_range": 0.15, **overrides}))
     with torch.no_grad():
         for own, parameter in model.named_parameters():
             if own.endswith(QUIET):
@@ -41,7 +42,7 @@ def write_guesser(directory: Path, target_dir: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     model = checkpoints.transformers_model(target_dir)
     size, kept = model.config.hidden_size, {"num_hidden_layers": 1, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-    config = checkpoints.family_config("llama").to_dict() | kept
+    config = family_configs.family_config("llama").to_dict() | kept
     norm = model.model.norm.weight + (1 if model.config.model_type.startswith("qwen3_5") else 0)
     layer = {
         "self_attn.q_proj": (size, size),

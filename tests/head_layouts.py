@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from checkpoints import VOCAB_SIZE
+from family_configs import VOCAB_SIZE
 from models.slow_head import HeadParts, LayerParts, SlowHead
 from safetensors.torch import load_file, save_file
 from torch import Tensor

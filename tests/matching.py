@@ -7,7 +7,8 @@ from itertools import product
 from typing import Any
 
 import regex
-from checkpoints import VOCAB_SIZE, byte_tokenizer
+from checkpoints import byte_tokenizer
+from family_configs import VOCAB_SIZE
 from xgrammar import GrammarCompiler, GrammarMatcher
 
 from eagle_rt.engine.grammars import tokenizer_info

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from checkpoints import NO_NEAR_TIES, byte_tokenizer, family_config, random_model
+from checkpoints import NO_NEAR_TIES, byte_tokenizer, random_model
+from family_configs import family_config
 from head_layouts import FINAL, HEAD_DIM, HIDDEN, Maker, Written, layer_tensors, target_tensors
 from models.slow_head import HeadParts, SlowHead
 from safetensors.torch import load_file, save_file

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import checkpoints
+import family_configs
 import pytest
 import torch
 from captured import SETTINGS, make_captured
@@ -74,16 +75,16 @@ def test_compiled_is_eager(one_dir: Path, head_dir: Path) -> None:
 def test_what_is_held_and_what_a_token_reads(one_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = model_spec(read_config(one_dir))
     layer_attention = 64 * 32 * (2 * 4 + 2 * 2)
-    outside = 8 * layer_attention + 64 * checkpoints.VOCAB_SIZE
+    outside = 8 * layer_attention + 64 * family_configs.VOCAB_SIZE
     assert num_weights(spec) == outside + 8 * (64 * 12 + 4 * 3 * 64 * 32)
-    held = outside + 8 * (64 * 12 + 12 * 3 * 64 * 32) + 64 * checkpoints.VOCAB_SIZE
+    held = outside + 8 * (64 * 12 + 12 * 3 * 64 * 32) + 64 * family_configs.VOCAB_SIZE
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 * held, 2**30))
     require_room(spec, torch.float32, "cuda")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (4 * held - 1, 2**30))
     with pytest.raises(ValueError, match=r"the target's weights take 0\.0 GiB in float32, and the GPU has"):
         require_room(spec, torch.float32, "cuda")
     # Embeddings stay as they are, an output layer has eight bits at least, and each group of four-bit weights some more.
-    embeddings = 64 * checkpoints.VOCAB_SIZE
+    embeddings = 64 * family_configs.VOCAB_SIZE
     layers = held - 2 * embeddings
     for quantization, num_bytes in (("int8", layers + embeddings), ("int4", layers * 5 // 8 + embeddings)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda num_bytes=num_bytes: (num_bytes + 4 * embeddings, 2**30))

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from captured import make_captured
-from checkpoints import VOCAB_SIZE, byte_tokenizer
+from checkpoints import byte_tokenizer
 from engines import Tree, make_core, random_prompts
+from family_configs import VOCAB_SIZE
 from matching import (
     ANSWERS,
     COLOURS,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import checkpoints
+import family_configs
 import pytest
 import torch
 from captured import SETTINGS, make_captured
@@ -31,7 +32,7 @@ def test_a_captured_step_writes_the_same_texts(target_dir: Path, head_dir: Path,
 
 def test_queries_that_are_scaled_by_their_positions(tmp_path: Path, head_dir: Path) -> None:
     """Those of every draft by its own."""
-    soon = {**checkpoints.MINISTRAL, "original_max_position_embeddings": 8}
+    soon = {**family_configs.MINISTRAL, "original_max_position_embeddings": 8}
     target_dir = checkpoints.write_target(tmp_path, "ministral3", rope_parameters=soon)
     prompts = random_prompts(3, seed=4, longest=20)
     expected = run(make_core(target_dir, context_length=64), prompts, SETTINGS)

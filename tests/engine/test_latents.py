@@ -9,9 +9,9 @@ import mtp_layouts
 import pytest
 import torch
 from captured import make_captured
-from checkpoints import VOCAB_SIZE
 from engine.test_capturable import captured_callable, watching
 from engines import load_target, make_config, make_core, random_prompts, run
+from family_configs import VOCAB_SIZE
 from guessable import make_drafting
 
 from eagle_rt.attention import rows

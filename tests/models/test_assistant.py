@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import checkpoints
+import family_configs
 import pytest
 import torch
 from captured import make_captured
@@ -52,7 +53,12 @@ def _layers_that_keep_nothing() -> Iterator[None]:
 
 def write_assistant(directory: Path, seed: int = 3, backbone_hidden_size: int = 64, **overrides: Any) -> Path:
     """For "gemma4-small": three layers of 32 numbers."""
-    text = {**checkpoints.SIZES, **checkpoints.GEMMA4_SMALL, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    text = {
+        **family_configs.SIZES,
+        **family_configs.GEMMA4_SMALL,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 0,
+    }
     text |= {
         "use_double_wide_mlp": False,
         "hidden_size": 32,

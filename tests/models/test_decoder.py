@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import checkpoints
+import family_configs
 import pytest
 import torch
 from engines import load_target, text_logits
@@ -21,7 +22,7 @@ from eagle_rt.models.experts import Experts
 from eagle_rt.models.rearranged import name_of_text
 from eagle_rt.models.spec import read_config
 
-TOKENS = torch.randint(6, checkpoints.VOCAB_SIZE, (90,), generator=torch.Generator().manual_seed(1)).tolist()
+TOKENS = torch.randint(6, family_configs.VOCAB_SIZE, (90,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
 def assert_equals_transformers(directory: Path, context_length: int = 512, tokens: list[int] = TOKENS) -> None:
@@ -258,7 +259,7 @@ def test_longrope_is_for_what_is_served(tmp_path: Path) -> None:
         config[name] = scaling.pop(name)
     scaling["type"] = scaling.pop("rope_type")
     config_file.write_text(json.dumps(config | {"rope_scaling": scaling}))
-    short = TOKENS[: checkpoints.TRAINED_LENGTH]
+    short = TOKENS[: family_configs.TRAINED_LENGTH]
     assert_equals_transformers(tmp_path, len(short), short)
     assert_equals_transformers(tmp_path, len(TOKENS))
     with pytest.raises(AssertionError, match="not close"):

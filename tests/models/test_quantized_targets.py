@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import checkpoints
+import family_configs
 import pytest
 import torch
 from engines import load_target, make_config, make_core, random_prompts, run, text_logits
@@ -72,7 +73,7 @@ def rounded_logits(directory: Path, quantization: str) -> Tensor:
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_every_family(tmp_path: Path, name: str, quantization: str) -> None:
     checkpoints.write_target(tmp_path, name)
-    spec, longest = model_spec(read_config(tmp_path)), checkpoints.TRAINED_LENGTH
+    spec, longest = model_spec(read_config(tmp_path)), family_configs.TRAINED_LENGTH
     decoder = load_decoder(tmp_path, spec, context_length=longest, dtype=torch.float32, device="cpu", quantization=quantization)
     found, exact = text_logits(decoder, TEXT), text_logits(load_target(tmp_path, longest), TEXT)
     errors, rounding = (found - rounded_logits(tmp_path, quantization)).abs(), (found - exact).abs()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import checkpoints
+import family_configs
 import pytest
 import torch
 from engines import load_target
@@ -93,7 +94,7 @@ def test_fewer_heads_of_keys_than_parts(tmp_path: Path, num_kv_heads: int, held:
     ],
 )
 def test_what_cannot_be_cut(tmp_path: Path, size: int, overrides: dict[str, Any], reason: str) -> None:
-    config = checkpoints.family_config("llama", **overrides)
+    config = family_configs.family_config("llama", **overrides)
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=reason):
@@ -101,7 +102,7 @@ def test_what_cannot_be_cut(tmp_path: Path, size: int, overrides: dict[str, Any]
 
 
 def test_channels_of_experts_that_cannot_be_cut(tmp_path: Path) -> None:
-    config = checkpoints.family_config("qwen3-moe", moe_intermediate_size=33)
+    config = family_configs.family_config("qwen3-moe", moe_intermediate_size=33)
     config.architectures = ["Qwen3MoeForCausalLM"]
     config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="33 channels of an expert"):
@@ -109,7 +110,7 @@ def test_channels_of_experts_that_cannot_be_cut(tmp_path: Path) -> None:
 
 
 def test_norms_over_all_heads_cannot_be_cut(tmp_path: Path) -> None:
-    config = checkpoints.family_config("minimax-m2")
+    config = family_configs.family_config("minimax-m2")
     config.architectures = ["MiniMaxM2ForCausalLM"]
     config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="MiniMaxM2ForCausalLM cannot be cut into parts yet"):

@@ -4,6 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import checkpoints
+import family_configs
 import pytest
 import torch
 from engines import load_target
@@ -21,7 +22,7 @@ from eagle_rt.models.reading import text_batch, text_pool
 
 MIXED = "qwen3-moe-mixed"  # layers with experts and without are not alike, and so not one function
 OVERRIDES = {"glm4-moe": {"first_k_dense_replace": 0}}  # as they are here
-TOKENS = torch.randint(6, checkpoints.VOCAB_SIZE, (30,), generator=torch.Generator().manual_seed(1)).tolist()
+TOKENS = torch.randint(6, family_configs.VOCAB_SIZE, (30,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
 @torch.inference_mode()
@@ -88,7 +89,7 @@ def test_a_prompt_comes_out_the_same_however_it_is_read(tmp_path: Path, name: st
     """Whole, in chunks, or from the prefix cache on, bit by bit in half precision, however long it is."""
     monkeypatch.setattr(rows, "MANY_ROWS", 128)
     target = whole_target(tmp_path, name, torch.bfloat16)
-    text = torch.randint(6, checkpoints.VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(2)).tolist()
+    text = torch.randint(6, family_configs.VOCAB_SIZE, (300,), generator=torch.Generator().manual_seed(2)).tolist()
 
     def hidden(*ends: int) -> Tensor:
         whole_batch = text_batch([text], target.embedding.device)

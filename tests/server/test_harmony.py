@@ -6,7 +6,8 @@ from typing import Any
 
 import openai
 import pytest
-from checkpoints import VOCAB_SIZE, byte_tokenizer, write_target
+from checkpoints import byte_tokenizer, write_target
+from family_configs import VOCAB_SIZE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching import ANSWER, LOOK_UP, check_matches

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from checkpoints import VOCAB_SIZE
+from family_configs import VOCAB_SIZE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matching import COLOURS, END, GRAMMARS, INFO, NUM_SPECIAL, NUMBERS, allowed_by, match_of, tokens_of

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import checkpoints
+import family_configs
 import pytest
 import torch
 from engines import load_target
@@ -17,9 +18,9 @@ from eagle_rt.train.modules import Eagle3Trainee, EagleTrainee, Trainee, most_fr
 CONFIG = {**checkpoints.EAGLE3_CONFIG, "head_dim": 16}
 LENGTH, NUM_UNROLLED = 9, 4
 GENERATOR = torch.Generator().manual_seed(3)
-EMBEDDING = torch.randn(checkpoints.VOCAB_SIZE, 64, generator=GENERATOR)
-LM_HEAD = torch.randn(checkpoints.VOCAB_SIZE, 64, generator=GENERATOR) * 0.3
-DRAFT_TOKENS = torch.randperm(checkpoints.VOCAB_SIZE, generator=GENERATOR)[:160].sort().values
+EMBEDDING = torch.randn(family_configs.VOCAB_SIZE, 64, generator=GENERATOR)
+LM_HEAD = torch.randn(family_configs.VOCAB_SIZE, 64, generator=GENERATOR) * 0.3
+DRAFT_TOKENS = torch.randperm(family_configs.VOCAB_SIZE, generator=GENERATOR)[:160].sort().values
 
 
 def layer_parts(weights: dict[str, Tensor], prefix: str) -> LayerParts:
@@ -65,7 +66,7 @@ def test_unrolled_losses_are_those_of_drafting(kind: str) -> None:
     features = torch.randn(LENGTH, 192 if kind == "EAGLE3" else 64, generator=GENERATOR)
     target_states = torch.randn(LENGTH, 64, generator=GENERATOR)
     counts = torch.tensor([False, False, True, True, False, True, True, True, True])
-    all_logits = torch.randn(LENGTH, checkpoints.VOCAB_SIZE, generator=GENERATOR) * 2
+    all_logits = torch.randn(LENGTH, family_configs.VOCAB_SIZE, generator=GENERATOR) * 2
     losses, agreements = trainee.unrolled_losses(
         EMBEDDING[text][None], features[None], target_states[None], all_logits[counts], counts[None], NUM_UNROLLED
     )
