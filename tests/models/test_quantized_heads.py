@@ -36,7 +36,7 @@ def load_own(name: str, directory: Path, target: Decoder, target_dir: Path) -> H
 def read(head: Head, target: Decoder, backend: ReferenceAttention | RowAttention) -> tuple[Tensor, Tensor]:
     """States and logits after a text."""
     batch = text_batch([TEXT], torch.device("cpu"))
-    pool = text_pool(batch, target.spec.num_layers, target.spec.shape, target.embedding)
+    pool = text_pool(batch, target.rows, target.embedding)
     features = target.forward(batch, pool, backend, head.feature_layers).features
     assert features is not None
     own_pool = text_pool(batch, head.rows, target.embedding)
