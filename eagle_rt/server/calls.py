@@ -3,7 +3,7 @@
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -140,37 +140,37 @@ class CallReader:
         self._has_text = False
         self._may_close = False  # whether the last call had inner marks alone, which the last of the outer ones may follow
 
-    def read(self, text: str, *, is_last: bool) -> tuple[str, list[Call]]:
-        """The reply goes on with this, and ends if it is the last: the text of it that is no call, and the calls."""
+    def read(self, text: str, *, is_last: bool) -> list[str | Call]:
+        """The reply goes on with this, and ends if it is the last: the calls, and what is none, in their order."""
         self._held += text
         read = self._read_tagged if self._form.closes else self._read_marked if self._form.of_mistral else self._read_bare
-        content, calls = read(is_last)
-        self._has_text |= bool(content.strip())
-        self.num_calls += len(calls)
-        return content, calls
+        told = [own for own in read(is_last) if own]
+        self._has_text |= any(isinstance(own, str) and bool(own.strip()) for own in told)
+        self.num_calls += sum(isinstance(own, Call) for own in told)
+        return told
 
-    def _read_tagged(self, is_last: bool) -> tuple[str, list[Call]]:
+    def _read_tagged(self, is_last: bool) -> list[str | Call]:
         outer, inner = (self._form.opens, self._form.closes), self._form.inner
-        content, calls = "", []
+        told: list[str | Call] = []
         while not self._may_close or self._is_closed(is_last):
             marks = [(place, own) for own in (outer, inner) if own and (place := self._held.find(own[0])) >= 0]
             if not marks:
                 begun = max(length_of_begun(self._held, own[0]) for own in (outer, inner) if own)
                 cut = len(self._held) if is_last else len(self._held) - begun
-                content += self._held[:cut]
+                told.append(self._held[:cut])
                 self._held = self._held[cut:]
                 break
             place, own = min(marks)
-            content, self._held = content + self._held[:place], self._held[place:]
+            told.append(self._held[:place])
+            self._held = self._held[place:]
             inside, end, after = self._held.removeprefix(own[0]).partition(own[1])
             if not end and not is_last:
                 break
             whole, self._held = own[0] + inside + end, after
             found = self._calls_in(inside if own == outer else whole)
-            content += "" if found else whole
-            calls += found
+            told += found or [whole]
             self._may_close = bool(found) and own == inner
-        return content, calls
+        return told
 
     def _is_closed(self, is_last: bool) -> bool:
         """Whether it is known by now if the last of the outer marks follows; if it does, behind it."""
@@ -182,13 +182,13 @@ class CallReader:
         self._may_close = False
         return True
 
-    def _read_marked(self, is_last: bool) -> tuple[str, list[Call]]:
+    def _read_marked(self, is_last: bool) -> Sequence[str | Call]:
         """Calls are all of a reply from the first mark on."""
         before, mark, _ = self._held.partition(self._form.opens)
         cut = len(before) if mark or is_last else len(before) - length_of_begun(before, self._form.opens)
         content, self._held = self._held[:cut], self._held[cut:]
         if not is_last:
-            return content, []
+            return [content]
         rest, self._held = self._held, ""
         parts = rest.split(self._form.opens)[1:]
         if self._form is LISTED:
@@ -198,27 +198,27 @@ class CallReader:
             halves = [part.partition(self._form.middle) for part in parts]
             found = [{"name": name.partition("[CALL_ID]")[0].strip(), "arguments": decoded(text)} for name, _, text in halves]
         calls = [call for own in found if (call := self._call(own))]
-        return (content, calls) if len(calls) == len(found) else (content + rest, [])
+        return [content, *calls] if len(calls) == len(found) else [content + rest]
 
-    def _read_bare(self, is_last: bool) -> tuple[str, list[Call]]:
+    def _read_bare(self, is_last: bool) -> Sequence[str | Call]:
         """Calls are all of a reply, one behind the other, perhaps with semicolons between them."""
         text = self._held.lstrip()
         may_be_call = not self._has_text and (not text or text.startswith(self._form.opens))
         if may_be_call and not is_last:
-            return "", []
+            return []
         content, self._held = self._held, ""
         calls = []
         while may_be_call and text:
             try:
                 found, end = DECODER.raw_decode(text)
             except NO_JSON:
-                return content, []
+                return [content]
             call = self._call(found)
             if not call:
-                return content, []
+                return [content]
             calls.append(call)
             text = text[end:].lstrip("; \n")
-        return ("" if calls else content), calls
+        return calls or [content]
 
     def _calls_in(self, text: str) -> list[Call]:
         """Nothing where any of it is none."""

@@ -38,7 +38,7 @@ class ChatChoice:
             message["reasoning_content"] = found.reasoning or None
         message["content"] = found.content
         if found.calls:
-            message |= {"content": found.content.strip() or None, "tool_calls": [call.described() for call in found.calls]}
+            message |= {"content": found.content or None, "tool_calls": [call.described() for call in found.calls]}
         return {"message": message, "finish_reason": self._finish_name(reply.finish_reason)}
 
     def part(self, delta: TextDelta) -> dict[str, Any]:

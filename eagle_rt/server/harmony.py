@@ -89,14 +89,17 @@ class HarmonyReader:
                 return
             text, self._arguments = self._arguments, ""
             if isinstance(decoded(text), dict):
-                part.calls.append(Call(name, text.strip()))
+                part.answer.append(Call(name, text.strip()))
                 self.num_calls += 1
                 return
         # One behind the other, in lines of their own.
         if text and kind in self._kinds_told:
             text = f"\n{text}"
             self._kinds_told.discard(kind)
-        setattr(part, kind, getattr(part, kind) + text)
+        if kind == "reasoning":
+            part.reasoning += text
+        elif text:
+            part.answer.append(text)
         if is_whole:
             self._kinds_told.add(kind)
 

@@ -10,7 +10,7 @@ from eagle_rt.models.tokenizer import writes_harmony
 from eagle_rt.server.calls import CallReader
 from eagle_rt.server.harmony import Harmony
 from eagle_rt.server.matching import behind, matched_format
-from eagle_rt.server.replies import ReplyForm, ReplyPart, ReplyReader
+from eagle_rt.server.replies import AroundCalls, ReplyForm, ReplyPart, ReplyReader
 from eagle_rt.server.text import length_of_begun
 from eagle_rt.server.tools import Tools
 
@@ -77,7 +77,7 @@ class MarkedReader:
 
     def __init__(self, calls: CallReader | None, thoughts: ReasoningReader | None = None) -> None:
         self.tells_reasoning = thoughts is not None
-        self._thoughts, self._calls = thoughts, calls
+        self._thoughts, self._calls, self._around_calls = thoughts, calls, AroundCalls()
 
     @property
     def num_calls(self) -> int:
@@ -85,8 +85,9 @@ class MarkedReader:
 
     def read(self, text: str, *, is_last: bool) -> ReplyPart:
         reasoning, text = self._thoughts.read(text, is_last=is_last) if self._thoughts else ("", text)
-        content, calls = self._calls.read(text, is_last=is_last) if self._calls else (text, [])
-        return ReplyPart(reasoning, content, calls)
+        if not self._calls:
+            return ReplyPart(reasoning, [text] if text else [])
+        return ReplyPart(reasoning, self._around_calls.cut(self._calls.read(text, is_last=is_last), is_last=is_last))
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,44 @@ from eagle_rt.server.tools import Tools
 
 @dataclass
 class ReplyPart:
-    """What has become certain."""
+    """What has become certain. answer: its words and its calls, in their order."""
 
     reasoning: str = ""
-    content: str = ""
-    calls: list[Call] = field(default_factory=list)
+    answer: list[str | Call] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        return "".join(own for own in self.answer if isinstance(own, str))
+
+    @property
+    def calls(self) -> list[Call]:
+        return [own for own in self.answer if isinstance(own, Call)]
+
+
+class AroundCalls:
+    """Leaves out white space that only parts calls: before one, behind the last, and behind one where no words came before. An
+    answer without calls stays as it is."""
+
+    def __init__(self) -> None:
+        self._space, self._has_words, self._has_calls = "", False, False
+
+    def cut(self, answer: list[str | Call], *, is_last: bool) -> list[str | Call]:
+        """The answer goes on with this, and ends if it is the last. White space waits for what follows it."""
+        kept: list[str | Call] = []
+        for own in answer:
+            if isinstance(own, Call):
+                self._space, self._has_calls = "", True
+                kept.append(own)
+                continue
+            text = self._space + own
+            words = text.rstrip()
+            self._space = text[len(words) :]
+            if words:
+                kept.append(words.lstrip() if self._has_calls and not self._has_words else words)
+                self._has_words = True
+        if is_last and self._space and not self._has_calls:
+            kept.append(self._space)
+        return kept
 
 
 class ReplyReader(Protocol):

@@ -60,10 +60,8 @@ class ResponseWriter:
         found, events = self._reader.read(text, is_last=is_last), []
         if found.reasoning:
             events += self._say("reasoning", found.reasoning)
-        if found.content:
-            events += self._say("message", found.content)
-        for call in found.calls:
-            events += self._call(call)
+        for own in found.answer:
+            events += self._call(own) if isinstance(own, Call) else self._say("message", own)
         return events
 
     def end(self, finish_reason: dict[str, Any], usage: dict[str, Any]) -> list[bytes]:

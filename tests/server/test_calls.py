@@ -19,22 +19,25 @@ from eagle_rt.server.calls import (
     PARAMETERS,
     SEED,
     TAGGED,
+    Call,
     CallFormat,
     CallReader,
     Functions,
     call_format,
 )
+from eagle_rt.server.reasoning import MarkedReader
 
 FUNCTIONS: Functions = {"look_up": {}, "add": {}}
+CALL = ("add", {})
 
 
 def read(form: CallFormat, parts: list[str], functions: Functions = FUNCTIONS) -> tuple[str, list[tuple[str, Any]]]:
     """What a reply that comes in these parts says, and what it calls."""
     reader, content, calls = CallReader(form, functions), "", []
     for number, part in enumerate(parts, 1):
-        more, found = reader.read(part, is_last=number == len(parts))
-        content += more
-        calls += [(call.name, json.loads(call.arguments)) for call in found]
+        found = reader.read(part, is_last=number == len(parts))
+        content += "".join(own for own in found if isinstance(own, str))
+        calls += [(own.name, json.loads(own.arguments)) for own in found if isinstance(own, Call)]
     assert reader.num_calls == len(calls)
     return content, calls
 
@@ -104,8 +107,9 @@ def test_calls_after_marks_are_the_rest_of_a_reply(data: st.DataObject) -> None:
         for broken in (text + " and more", text[:-1], text.replace(calls[0][0], "unknown", 1), text + "[TOOL_CALLS]"):
             assert read(form, cut(data, before + broken)) == (before + broken, [])
     reader = CallReader(MARKED, FUNCTIONS)
-    assert reader.read("So: [TOOL", is_last=False) == ("So: ", [])
-    assert all(re.fullmatch("[0-9a-z]{9}", call.id) for call in reader.read(one_by_one.removeprefix("[TOOL"), is_last=True)[1])
+    assert reader.read("So: [TOOL", is_last=False) == ["So: "]
+    found = reader.read(one_by_one.removeprefix("[TOOL"), is_last=True)
+    assert all(isinstance(call, Call) and re.fullmatch("[0-9a-z]{9}", call.id) for call in found)
 
 
 def test_a_call_that_is_not_closed() -> None:
@@ -309,3 +313,44 @@ def test_formats_are_told_by_templates() -> None:
         tokenizer.chat_template = template
         with pytest.raises(ValueError, match=r"^tools is not possible with this model"):
             call_format(tokenizer)
+
+
+def answer_of(parts: list[str]) -> list[str | tuple[str, Any]]:
+    """What is told of a reply that comes in these parts, words that follow each other together."""
+    reader, told = MarkedReader(CallReader(TAGGED, FUNCTIONS)), []
+    for number, part in enumerate(parts, 1):
+        for own in reader.read(part, is_last=number == len(parts)).answer:
+            if isinstance(own, str) and told and isinstance(told[-1], str):
+                told[-1] += own
+            else:
+                told.append(own if isinstance(own, str) else (own.name, json.loads(own.arguments)))
+    return told
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_words_and_calls_are_told_in_order_and_alike_wherever_a_text_is_cut(data: st.DataObject) -> None:
+    spaces = st.sampled_from(["\n", " ", "\n\n", "Yes.", " No", "a\nb "])
+    parts = data.draw(st.lists(CALLS | spaces, max_size=7))
+    text = "".join(part if isinstance(part, str) else written(TAGGED, part) for part in parts)
+    whole = answer_of([text])
+    assert answer_of(cut(data, text)) == whole
+    calls = [part for part in parts if not isinstance(part, str)]
+    assert [own for own in whole if not isinstance(own, str)] == calls
+    words = "".join(own for own in whole if isinstance(own, str))
+    assert "".join(words.split()) == "".join("".join(part for part in parts if isinstance(part, str)).split())
+    if calls:
+        assert words == words.rstrip()
+    else:
+        assert words == text
+
+
+def test_white_space_that_only_parts_calls_is_left_out() -> None:
+    call = written(TAGGED, ("add", {}))
+    for text, told in (
+        (f"\n{call}\n{call}\n", [CALL, CALL]),
+        (f"\n\nSo: \n{call}\n", ["\n\nSo:", CALL]),
+        (f"{call}\nSo: {call}\n and \n", [CALL, "So:", CALL, "\n and"]),
+        (" \n", [" \n"]),
+    ):
+        assert answer_of([text]) == told

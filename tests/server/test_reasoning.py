@@ -171,7 +171,7 @@ def test_choices_of_replies_with_thoughts_and_calls() -> None:
     texts = ["so <tool", "_call>\n</thi", "nk>\n\nYes. ", call]
     deltas = [choice.part(TextDelta(text, None))["delta"] for text in texts] + [choice.part(TextDelta("", THOUGHTS))["delta"]]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "so <tool_call>"
-    assert "".join(delta.get("content", "") for delta in deltas) == "Yes. "
+    assert "".join(delta.get("content", "") for delta in deltas) == "Yes."
     assert [call["function"]["name"] for delta in deltas for call in delta.get("tool_calls", [])] == ["add"]
 
 

@@ -79,7 +79,7 @@ def test_white_space_before_a_call_is_no_message_and_what_was_cut_is_told() -> N
     assert [item["type"] for item in response["output"]] == ["function_call"]
     response, _ = written(["</think>", CALL, "\n", CALL, " Done."])
     assert [item["type"] for item in response["output"]] == ["function_call", "function_call", "message"]
-    assert response["output"][2]["content"][0]["text"] == " Done."
+    assert response["output"][2]["content"][0]["text"] == "Done."
     response, events = written(["Hm.</think>\n", "Ye"], ending="length")
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]

@@ -12,6 +12,7 @@ from server.test_tools import tools_that_must_be_called
 
 from eagle_rt.server.calls import SPELLED
 from eagle_rt.server.reasoning import MarkedReader, Reasoning, reply_form
+from eagle_rt.server.replies import ReplyPart
 from eagle_rt.server.tools import Tools
 from eagle_rt.server.values import QUOTE, gemma_value
 
@@ -88,7 +89,7 @@ def test_calls_that_must_be_made() -> None:
     rome, total = written("look_up", {"city": "Rome"}), written("add", {"x": 1})
     others = ["", "No.", rome.replace("city", "town"), f"Yes. {rome}", rome.replace(QUOTE, '"')]
     check_matches(tools().structural_tag, [rome, total, rome + total], others)
-    calls = tools().reader().read(rome + total, is_last=True)[1]
+    calls = ReplyPart("", tools().reader().read(rome + total, is_last=True)).calls
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [("look_up", {"city": "Rome"}), ("add", {"x": 1})]
 
 

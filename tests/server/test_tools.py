@@ -18,6 +18,7 @@ from eagle_rt.server.calls import TAGGED, CallReader
 from eagle_rt.server.choices import ChatChoice
 from eagle_rt.server.protocol import ChatRequest
 from eagle_rt.server.reasoning import MarkedReader
+from eagle_rt.server.replies import ReplyPart
 from eagle_rt.server.tools import Tools, template_message, tools_of
 
 ADD = {"type": "function", "function": {"name": "add", "strict": True}}
@@ -102,7 +103,7 @@ def test_calls_that_must_be_made(template: str, rome: str, between: str) -> None
     check_matches(
         tools.structural_tag, [rome, total, f"{rome}\n{total}"], ["", "No.", rome.replace("city", "town"), f"Yes. {rome}"]
     )
-    calls = tools.reader().read(rome + total, is_last=True)[1]
+    calls = ReplyPart("", tools.reader().read(rome + total, is_last=True)).calls
     assert [(call.name, json.loads(call.arguments)) for call in calls] == [("look_up", {"city": "Rome"}), ("add", {"x": 1})]
 
 
@@ -135,7 +136,7 @@ def test_choices_of_replies_with_calls() -> None:
         choice.part(TextDelta("", end))
     ]
     calls = [call for part in parts for call in part["delta"].get("tool_calls", [])]
-    assert "".join(part["delta"].get("content", "") for part in parts) == "Yes. "
+    assert "".join(part["delta"].get("content", "") for part in parts) == "Yes."
     assert [(call["index"], call["function"]["name"]) for call in calls] == [(0, "look_up"), (1, "add")]
     assert json.loads(calls[0]["function"]["arguments"]) == {"city": "Rome"}
     assert calls[0]["id"] != calls[1]["id"]
@@ -163,7 +164,7 @@ def test_marks_that_are_special_tokens() -> None:
     other = tokenizer.convert_tokens_to_ids("<|other|>")
     delta = reply.push(TokenEvent("a", [*tokens[:-1], other, end], RequestStats(), {"type": "stop", "matched": end}))
     assert delta.text == written
-    (call,) = reader.read(delta.text, is_last=True)[1]
+    (call,) = ReplyPart("", reader.read(delta.text, is_last=True)).calls
     assert (call.name, json.loads(call.arguments)) == ("look_up", {"city": "Rome"})
     plain = byte_tokenizer(("<|other|>",))
     assert decode_tokens(plain, [*plain.encode("a"), other, end]) == "a"
