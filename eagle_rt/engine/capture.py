@@ -8,6 +8,7 @@ import torch
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.graphs import MOST_COPYING, GraphLimits, StepGraphs, copies_beside, default_batch_sizes
+from eagle_rt.models.layer_kinds import has_gate
 from eagle_rt.models.spec import ModelSpec
 from eagle_rt.speculate.tree_choice import PayingTree, trees_within
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
@@ -46,12 +47,13 @@ def graph_bytes(config: EngineConfig, spec: ModelSpec, tree_shape: TreeShape, dt
         num_rows = max(min(batch_size, MOST_COPYING) * tree_shape.num_nodes, batch_size * max(drafted.num_nodes, drafted.top_k))
     logits = spec.vocab_size * (2 * (dtype.itemsize + 4) + PENALIZED_BYTES)
     # Of a row a gate and up and what they come to; of each of its experts that, and what it adds.
-    gates = 4 * max(own.intermediate_size for own in spec.layer_shapes)
-    of_experts = [own.mixing.num_taken * (4 * own.intermediate_size + shape.hidden_size) + own.count for own in spec.experts if own]
-    if all(own and not own.beside_gate for own in spec.experts):
-        gates = 0
+    gates = max(
+        (own.mixing.num_taken * (4 * own.intermediate_size + shape.hidden_size) + own.count if own else 0)
+        + (4 * layer_shape.intermediate_size if has_gate(own) else 0)
+        for layer_shape, own in zip(spec.layer_shapes, spec.experts, strict=True)
+    )
     attention = max(own.num_heads * own.head_dim for own in spec.layer_shapes)
-    layer = (8 * shape.hidden_size + gates + max(of_experts, default=0) + 4 * attention) * dtype.itemsize
+    layer = (8 * shape.hidden_size + gates + 4 * attention) * dtype.itemsize
     if own := spec.delta_net:  # of whose layers all inputs are noted until it is known what is kept
         width, num_layers = own.num_channels + own.values_size, sum(map(bool, spec.delta_nets))
         layer += num_layers * (width + 2 * own.num_heads) * dtype.itemsize + 4 * (width + 2 * own.values_size)

@@ -8,6 +8,7 @@ configured and for the conventions that are easily mistaken for each other.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -184,6 +185,7 @@ class FitProbe:
         hidden = self._without_last(self._read((FINAL_NORM,)), shift=1)
         return torch.cat([self._target.logits(hidden[rows]).argmax(dim=-1) for rows in self._rows.split(ROWS_AT_ONCE)])
 
+    @cached_property
     def _read_pool(self) -> KVPool:
         """What the target keeps of the rows' texts."""
         pool = self._target.make_pool(len(self._batch.tokens), self._batch.batch_size)
@@ -206,7 +208,7 @@ class FitProbe:
     def guesses(self, head: Head, *, blind: bool = False) -> tuple[Tensor, Tensor]:
         """([R] bool: the head's favourite is the target's; [R] the log-probability that the head gives to the target's favourite,
         0 where it cannot draft that at all). blind: with the hidden states of other places in the texts."""
-        pool = text_pool(self._batch, head.rows, self._target.embedding) if head.rows else self._read_pool()
+        pool = text_pool(self._batch, head.rows, self._target.embedding) if head.rows else self._read_pool
         features = self._features_of(head.feature_layers)
         hidden = head.fuse(features.roll(len(features) // 2, dims=0) if blind else features)
         states = head.forward(self._next_tokens, hidden, self._batch, pool, ReferenceAttention(hidden.dtype))

@@ -17,6 +17,7 @@ from eagle_rt.models.families import READING_PARTS
 from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.load import has_mtp_layer, load_head, load_mtp_head
 from eagle_rt.models.heads.spec import check_feature_layers
+from eagle_rt.models.layer_kinds import has_gate
 from eagle_rt.models.layer_shape import LayerShape
 from eagle_rt.models.quantized import Storage
 from eagle_rt.models.spec import ModelSpec, model_spec, read_config
@@ -309,7 +310,7 @@ def num_weights(spec: ModelSpec, *, of_all_experts: bool = False) -> int:
     for shape, experts, delta_net in zip(spec.layer_shapes, spec.experts, spec.delta_nets, strict=True):
         if spec.layer_inputs:
             outputs += 3 * spec.layer_inputs.size
-        if not experts or experts.beside_gate:
+        if has_gate(experts):
             outputs += 3 * shape.intermediate_size
         if experts:
             routed = experts.count if of_all_experts else experts.mixing.top_k

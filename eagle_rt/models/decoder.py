@@ -15,7 +15,7 @@ from eagle_rt.attention.cached import CachedAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.memories import Memories
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.kernels.embed import embed
+from eagle_rt.kernels.embed import embed, rounded_scale
 from eagle_rt.kernels.products import Quantization, of_output_layer
 from eagle_rt.kernels.whole_pass import layer_stack
 from eagle_rt.models.adapter import AdaptedCheckpoint
@@ -105,7 +105,7 @@ class Decoder(CompilableLayers):
         self._dtype, self._device = dtype, device
         self._rope = Rope(spec.rope, context_length, dtype, device)
         self._window_rope = Rope(spec.window_rope, context_length, dtype, device) if spec.window_rope else None
-        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=dtype).item()  # rounded as numbers of the model are
+        self._embedding_scale = rounded_scale(spec.embedding_scale, dtype)
         self._stack = None
         if not is_part:  # or there would be something to sum within
             self._stack = layer_stack([block.parts for block in self._blocks], [*self._norms[1:], self.final_norm])
@@ -156,8 +156,7 @@ class Decoder(CompilableLayers):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[T, H] what enters the first layer."""
-        x = embed(tokens, self.embedding)
-        return x if self._embedding_scale == 1 else x * self._embedding_scale
+        return embed(tokens, self.embedding, self._embedding_scale)
 
     def context(self, positions: Tensor, attend: Attend) -> PassContext:
         """What its layers share of a pass over such positions."""

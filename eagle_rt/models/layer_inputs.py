@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from eagle_rt.kernels.embed import embed
+from eagle_rt.kernels.embed import embed, rounded_scale
 from eagle_rt.kernels.gate import Gate, gated
 from eagle_rt.kernels.packed_linear import OpaqueProduct
 from eagle_rt.kernels.products import Quantization
-from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.models.layer_shape import LayerShape
+from eagle_rt.models.layers import norm
 from eagle_rt.models.linear import linear
 from eagle_rt.models.spec import ModelSpec
 from eagle_rt.models.weights import Checkpoint
@@ -23,13 +23,13 @@ class LayerInputs:
         width, hidden_size = spec.num_layers * size, spec.shape.hidden_size
         self._embedding = checkpoint.take("model.embed_tokens_per_layer.weight", (spec.layer_inputs.vocab_size, width))
         self._projection = linear(checkpoint, "model.per_layer_model_projection", width, hidden_size, quantization)
-        self._norm = RMSNorm(checkpoint.take("model.per_layer_projection_norm.weight", (size,)), spec.shape.rms_norm_eps)
-        self._embedding_scale = torch.tensor(size**0.5, dtype=self._embedding.dtype).item()  # rounded as numbers of the model are
+        self._norm = norm(checkpoint, "model.per_layer_projection_norm", size, spec.shape.rms_norm_eps)
+        self._embedding_scale = rounded_scale(size**0.5, self._embedding.dtype)
         self._projection_scale = hidden_size**-0.5
 
     def __call__(self, tokens: Tensor, x: Tensor) -> Tensor:
         """[T, L, size] of tokens [T], and what enters the first layer [T, H]."""
-        embedded = embed(tokens, self._embedding) * self._embedding_scale
+        embedded = embed(tokens, self._embedding, self._embedding_scale)
         projected, embedded = (
             own.unflatten(1, (self._num_layers, -1)) for own in (self._projection(x) * self._projection_scale, embedded)
         )
@@ -42,9 +42,7 @@ class LayerInput:
     def __init__(self, checkpoint: Checkpoint, prefix: str, shape: LayerShape, size: int, quantization: Quantization) -> None:
         self._gate = linear(checkpoint, f"{prefix}.per_layer_input_gate", size, shape.hidden_size, quantization)
         self._projection = linear(checkpoint, f"{prefix}.per_layer_projection", shape.hidden_size, size, quantization)
-        self._norm = RMSNorm(
-            checkpoint.take(f"{prefix}.post_per_layer_input_norm.weight", (shape.hidden_size,)), shape.rms_norm_eps
-        )
+        self._norm = norm(checkpoint, f"{prefix}.post_per_layer_input_norm", shape.hidden_size, shape.rms_norm_eps)
         self._form: Gate = shape.gate
 
     @property

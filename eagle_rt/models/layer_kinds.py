@@ -21,6 +21,11 @@ class ExpertShape:
     beside_gate: bool = False
 
 
+def has_gate(experts: ExpertShape | None) -> bool:
+    """Whether a layer with these experts, or with none, has a feed-forward part of one gate."""
+    return experts is None or experts.beside_gate
+
+
 def layer_experts(config: dict[str, Any]) -> tuple[ExpertShape | None, ...]:
     """Of Qwen3 some layers may have none, of GLM the first, and Llama 4 may name those that have some.
 

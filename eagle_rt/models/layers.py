@@ -19,7 +19,7 @@ from eagle_rt.kernels.whole_pass import LayerParts
 from eagle_rt.models.delta_net import DeltaNet
 from eagle_rt.models.experts import load_experts
 from eagle_rt.models.latent_attention import LatentAttention
-from eagle_rt.models.layer_kinds import ExpertShape
+from eagle_rt.models.layer_kinds import ExpertShape, has_gate
 from eagle_rt.models.layer_shape import LayerShape
 from eagle_rt.models.linear import linear, merged_linear
 from eagle_rt.models.pass_context import PassContext
@@ -188,7 +188,7 @@ class Block:
             of_attention, of_feed_forward = (norm(checkpoint, f"{prefix}.{name}", size, eps) for name in OUTPUT_NORMS)
             self.output_norms = of_attention, of_feed_forward
         self._beside = None
-        if experts and not experts.beside_gate:
+        if experts and not has_gate(experts):
             self.feed_forward = load_experts(checkpoint, f"{prefix}.mlp", size, experts, quantization)
         else:
             self.feed_forward = FeedForward(checkpoint, f"{prefix}.mlp", shape, quantization)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from eagle_rt.models.layer_kinds import ExpertShape
+from eagle_rt.models.layer_kinds import ExpertShape, has_gate
 from eagle_rt.models.layer_shape import LayerShape
 from eagle_rt.models.spec import ModelSpec
 from eagle_rt.models.weights import ChangedCheckpoint, Checkpoint
@@ -39,7 +39,7 @@ class Shard:
         for experts in spec.experts:
             if experts:
                 numbers.append((experts.intermediate_size, "channels of an expert"))
-            if not experts or experts.beside_gate:
+            if has_gate(experts):
                 numbers.append((shape.intermediate_size, "feed-forward channels"))
         # Fewer heads are held by several.
         numbers += [(own.num_kv_heads, "heads of keys and values") for own in spec.layer_shapes if size % own.num_kv_heads]

@@ -51,7 +51,7 @@ def test_the_cache_leaves_room_for_the_graphs(target_dir: Path) -> None:
     assert small > 2 * 8 * spec.vocab_size * 6
     assert graph_bytes(config, spec, tree, torch.float16) - ATTENTION_PARTS_BYTES == 4 * (small - ATTENTION_PARTS_BYTES)
     # Each expert that a row takes has its own activations, a shared one too.
-    taken = [replace(spec, experts=(ExpertShape(9, 512, Mixing(2, True, num_shared=own)),)) for own in (0, 1, 2)]
+    taken = [replace(spec, experts=(ExpertShape(9, 512, Mixing(2, True, num_shared=own)),) * spec.num_layers) for own in (0, 1, 2)]
     none, one, two = (graph_bytes(config, own, tree, torch.float16) for own in taken)
     assert two - one == one - none == 4 * 8 * (4 * 512 + spec.shape.hidden_size) * 2
     # Where layers have memories, their inputs are noted, and in one of them channels, changes and what is found are in float32.
