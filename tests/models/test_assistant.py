@@ -24,7 +24,8 @@ from eagle_rt.attention.triton import TritonAttention
 from eagle_rt.batch import Batch, DeviceRows, HostMask, HostRows, MaskWords
 from eagle_rt.engine.build import build_core
 from eagle_rt.engine.core import EngineCore
-from eagle_rt.engine.load import model_info
+from eagle_rt.engine.fit import FitProbe, other_conventions
+from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.engine.params import SamplingParams, SpeculativeParams
 from eagle_rt.kernels.triton.tree_attention import mask_words
 from eagle_rt.models.decoder import FINAL_NORM, Decoder
@@ -276,3 +277,24 @@ def test_the_sparse_output_layer_is_not_needed(pair: tuple[Path, Path], tmp_path
     head, unused = load_head(tmp_path, load_target(pair[0]), "EAGLE", torch.float32, "cpu")
     assert not unused
     assert len(head.token_map.target_ids) == 262
+
+
+@torch.inference_mode()
+def test_whether_it_fits_is_told_by_what_the_target_keeps(pair: tuple[Path, Path]) -> None:
+    """Row by row what it makes of a text while it is drafted for."""
+    config = make_config(*pair, (2, 2, 4), speculative_algorithm="EAGLE", context_length=64)
+    info = model_info(config)
+    models = load_models(config, info)
+    assert models.head
+    probe = FitProbe(models, config, info.tokenizer, num_new_tokens=8)
+    right, log_probs = probe.guesses(models.head)
+    text, start = probe._texts[0], max(probe.prompt_lengths[0] - 2, 0)
+    batch = text_batch([text[:-1]], torch.device("cpu"))
+    pool = models.target.make_pool(len(text) - 1, 1)
+    features = models.target.forward(batch, pool, ReferenceAttention(torch.float32), (FINAL_NORM,)).features
+    states = models.head.forward(torch.tensor(text[1:]), features, batch, pool, ReferenceAttention(torch.float32))
+    expected = models.head.logits(states[start:]).log_softmax(dim=-1)
+    labels = probe.labels[: len(expected)]
+    torch.testing.assert_close(log_probs[: len(expected)], expected.gather(1, labels[:, None])[:, 0], atol=1e-4, rtol=1e-4)
+    assert torch.equal(right[: len(expected)], expected.argmax(dim=-1) == labels)
+    assert not list(other_conventions(models.head, models.spec))
