@@ -14,6 +14,7 @@ from torch import Tensor
 
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 4, 2, 16
 DRAFT_VOCAB = 160
+MASK_TOKEN = 61  # of heads that draft in parallel
 FINAL = -1  # the target's final norm, in place of a layer
 DEFAULT_LAYERS = (2, 4, 5)  # of the eight that the tests' targets have
 
@@ -223,6 +224,7 @@ class Eagle3Options:
     residual_is_normed: bool = False
     recursion_is_normed: bool = False
     second_layer_norm: str | None = None
+    mask_shape: tuple[int, ...] | None = None
     theta: float = 10000.0
     llama3_scaling: dict[str, Any] | None = None
     wrap: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config
@@ -277,6 +279,10 @@ def eagle3(directory: Path, target_dir: Path, o: Eagle3Options) -> Written:
         prefix = o.layer_name.replace("0", "1")
         assert second.input_norm is not None
         tensors |= layer_tensors(second, prefix) | {f"{prefix}{o.second_layer_norm}.weight": second.input_norm}
+    if o.mask_shape:
+        features = make.matrix(1, len(o.layers) * HIDDEN, 1.0)
+        parts.mask = MASK_TOKEN, features[0]
+        tensors["mask_hidden"] = features.view(*o.mask_shape)
     if used is not None:
         is_used = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
         is_used[used] = True
@@ -289,7 +295,10 @@ def eagle3(directory: Path, target_dir: Path, o: Eagle3Options) -> Written:
 
 def nested(config: dict[str, Any]) -> dict[str, Any]:
     """The form of the speculators library."""
-    outside = {"draft_vocab_size", "norm_before_residual", "target_hidden_size", "eagle_aux_hidden_state_layer_ids"}
+    outside = {
+        *("draft_vocab_size", "norm_before_residual", "target_hidden_size", "eagle_aux_hidden_state_layer_ids"),
+        *("speculators_model_type", "mask_token_id"),
+    }
     return {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
@@ -355,9 +364,29 @@ EAGLE3_LAYOUTS: dict[str, Eagle3Options] = {
     "eagle3-two-layers-vllm": Eagle3Options(
         {"norm_before_residual": False}, layer_name="layers.0.", second_layer_norm="input_layernorm", wrap=nested
     ),
+    "p-eagle": Eagle3Options(
+        {"architectures": ["LlamaForCausalLMEagle3"], "ptd_token_id": MASK_TOKEN},
+        layer_name="layers.0.",
+        second_layer_norm="input_layernorm",
+        own_embedding=True,
+        mask_shape=(3 * HIDDEN,),
+    ),
+    "p-eagle-speculators": Eagle3Options(
+        {"norm_before_residual": True, "mask_token_id": MASK_TOKEN, "speculators_model_type": "peagle"},
+        layer_name="layers.0.",
+        has_features_norm=True,
+        residual_is_normed=True,
+        mask_shape=(1, 1, 3 * HIDDEN),
+        wrap=nested,
+    ),
 }
 
 LAYOUTS = (*EAGLE_LAYOUTS, *EAGLE3_LAYOUTS)
+
+
+def served_as(kind: str) -> str:
+    """The algorithm that a head of a kind that can be trained is served with."""
+    return "EAGLE3" if kind == "PEAGLE" else kind
 
 
 def write_head(name: str, directory: Path, target_dir: Path) -> Written:

@@ -72,7 +72,13 @@ class Checkpoint:
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor in the model's precision on the model's device."""
-        tensor = self.take_raw(name, shape)
+        return self._as_served(name, self.take_raw(name, shape))
+
+    def take_vector(self, name: str, size: int) -> Tensor:
+        """`take` of [size], whatever dimensions of 1 it is stored with besides."""
+        return self._as_served(name, self._checked(name, self._read(name).flatten(), (size,)))
+
+    def _as_served(self, name: str, tensor: Tensor) -> Tensor:
         if tensor.itemsize == 1:
             raise ValueError(
                 f"tensor {self._stored_name[name]} in {self._file_of[name]} is stored as {tensor.dtype}, and config.json does not "
@@ -87,7 +93,9 @@ class Checkpoint:
         """A tensor as it is stored: for index tables."""
         if name not in self._file_of:
             raise ValueError(f"tensor {name} is missing from the checkpoint in {self.model_dir}")
-        tensor = self._read(name)
+        return self._checked(name, self._read(name), shape)
+
+    def _checked(self, name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
         if tuple(tensor.shape) != shape:
             stored = self._stored_name[name]
             raise ValueError(

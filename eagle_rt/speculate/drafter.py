@@ -8,7 +8,7 @@ from torch import Tensor
 from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
-from eagle_rt.models.heads.base import DraftHead
+from eagle_rt.models.heads.base import DraftHead, MaskRow
 from eagle_rt.speculate.operations import DraftNoise, StepOperations
 from eagle_rt.speculate.sequences import DecodeSequences
 from eagle_rt.tree.draft_tree import DraftTree, root_only
@@ -75,38 +75,61 @@ class TreeDrafter:
         """The draft tree under every sequence's last token.
 
         A beam's rows live in the scratch rows: level l's K rows follow those of the levels above it, and each row sees the
-        text and its own ancestors.
+        text and its own ancestors. A head that drafts in parallel is fed no beams.
         """
         if not self.tree.num_steps:
             return root_only(sequences.root_tokens)
         top_k, num_levels, token_map, operations = self.tree.top_k, self.tree.num_steps - 1, self.head.token_map, self._operations
         states = self._states[sequences.state_rows][:, None]
+        ahead = self._logits_ahead(states, sequences, self.head.mask_row) if self.head.mask_row else None
         depths = torch.arange(num_levels + 1, device=states.device)[:, None, None].expand(-1, -1, top_k)
         positions = sequences.positions_at(depths)  # [L + 1, B, K]
         noise = self._noise(sequences, sequences.positions[:, None])
         paths = sequences.root_tokens[:, None, None][:, :, :0]
-        candidates, beam = operations.first_level(self._logits(states, sequences, paths), top_k, num_levels * top_k, noise)
+        logits = self._logits(states) if ahead is None else ahead[:, :1]
+        candidates, beam = operations.first_level(self._judged(logits, sequences, paths), top_k, num_levels * top_k, noise)
         for level in range(num_levels):
-            states = states.gather(1, beam.parent_rows[:, :, None].expand(-1, -1, states.shape[-1]))
             tokens = token_map.to_target(beam.tokens)
             if sequences.sampling.changes_logits:
                 paths = paths.gather(1, beam.parent_rows[:, :, None].expand(-1, -1, level))
                 paths = torch.cat((paths, tokens[:, :, None]), dim=2)
-            mask = operations.beam_mask(beam.visible, (level + 1) * top_k)
-            batch = sequences.scratch_batch(tokens, positions[level], level * top_k, mask)
-            outputs = self.head.forward(batch.tokens, states.flatten(0, 1), batch, self.pool, self._backend)
-            states = outputs.view(sequences.batch_size, top_k, -1)
+            if ahead is None:
+                states = states.gather(1, beam.parent_rows[:, :, None].expand(-1, -1, states.shape[-1]))
+                mask = operations.beam_mask(beam.visible, (level + 1) * top_k)
+                batch = sequences.scratch_batch(tokens, positions[level], level * top_k, mask)
+                states = self._states_after(states, batch)
+                logits = self._logits(states)
+            else:
+                logits = ahead[:, level + 1, None].expand(-1, top_k, -1)
             noise = self._noise(sequences, positions[level + 1])
-            candidates, beam = operations.next_level(candidates, beam, self._logits(states, sequences, paths), noise)
+            candidates, beam = operations.next_level(candidates, beam, self._judged(logits, sequences, paths), noise)
         return operations.rerank(candidates, token_map.target_ids, sequences.root_tokens, self.tree.num_draft_tokens)
 
-    def _logits(self, states: Tensor, sequences: DecodeSequences, paths: Tensor) -> Tensor:
-        """[B, Q, W] after states [B, Q, H] of nodes that these tokens [B, Q, D] lead to."""
-        logits = self.head.logits(states.flatten(0, 1))
-        if sequences.sampling.changes_logits:
-            owners = sequences.owners(states.shape[1])
-            logits = sequences.sampling.judged(logits, owners, paths.flatten(0, 1), self.head.token_map)
-        return logits.unflatten(0, states.shape[:2])
+    def _states_after(self, states: Tensor, batch: Batch) -> Tensor:
+        """The head's states [B, Q, H] after a pass over nodes whose parents have these."""
+        return self.head.forward(batch.tokens, states.flatten(0, 1), batch, self.pool, self._backend).view_as(states)
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """[B, Q, W] after states [B, Q, H]."""
+        return self.head.logits(states.flatten(0, 1)).unflatten(0, states.shape[:2])
+
+    def _logits_ahead(self, states: Tensor, sequences: DecodeSequences, mask_row: MaskRow) -> Tensor:
+        """[B, D, W] after every level of trees whose roots have states [B, 1, H], whatever is drafted: by one pass over a row for
+        each level but the first."""
+        count = (sequences.batch_size, self.tree.num_steps - 1)
+        if count[1]:
+            steps = torch.arange(count[1], device=states.device)
+            tokens, hidden = torch.full(count, mask_row.token, device=states.device), mask_row.hidden.expand(*count, -1)
+            batch = sequences.scratch_batch(tokens, sequences.positions_at(steps), 0, tree_mask=None)
+            states = torch.cat((states, self._states_after(hidden, batch)), dim=1)
+        return self._logits(states)
+
+    def _judged(self, logits: Tensor, sequences: DecodeSequences, paths: Tensor) -> Tensor:
+        """Logits [B, Q, W] after nodes that these tokens [B, Q, D] lead to, as the target will look at its own."""
+        if not sequences.sampling.changes_logits:
+            return logits
+        owners, flat = sequences.owners(logits.shape[1]), logits.flatten(0, 1)
+        return sequences.sampling.judged(flat, owners, paths.flatten(0, 1), self.head.token_map).view_as(logits)
 
     def _noise(self, sequences: DecodeSequences, positions: Tensor) -> DraftNoise | None:
         """What the children of nodes at positions [B, Q] are ranked under, besides the head's logits."""

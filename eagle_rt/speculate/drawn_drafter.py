@@ -76,23 +76,28 @@ class DrawnTreeDrafter(TreeDrafter):
         tokens = [sequences.root_tokens[:, None]]
         scores = [torch.zeros_like(tokens[0], dtype=torch.float32)]
         states, row_scores = self._states[sequences.state_rows][:, None], scores[0]
+        ahead = self._logits_ahead(states, sequences, self.head.mask_row) if self.head.mask_row else None
+        logits = self._logits(states) if ahead is None else ahead[:, :1]
         paths, num_rows = tokens[0][:, :, None][:, :, :0], 0
         for depth, level in enumerate(self._levels):
             noise = self._noise(sequences, positions_of_level(sequences, depth, row_scores))
-            children = operations.children(self._logits(states, sequences, paths), row_scores, level.top_k, noise)
+            children = operations.children(self._judged(logits, sequences, paths), row_scores, level.top_k, noise)
             drafted, drafted_scores = (own.flatten(1).index_select(1, level.chosen) for own in children)
             tokens.append(token_map.to_target(drafted))
             scores.append(drafted_scores)
             if not len(level.inner):
                 break
-            states, paths = states.index_select(1, level.parent_rows), paths.index_select(1, level.parent_rows)
+            paths = paths.index_select(1, level.parent_rows)
             row_tokens, row_scores = (own[-1].index_select(1, level.inner) for own in (tokens, scores))
             paths = torch.cat((paths, row_tokens[:, :, None]), dim=2)
+            if ahead is not None:
+                logits = ahead[:, depth + 1, None].expand(-1, row_tokens.shape[1], -1)
+                continue
+            states = states.index_select(1, level.parent_rows)
             mask = operations.beam_mask(level.visible.repeat(sequences.batch_size, 1, 1), level.num_rows)
             batch = sequences.scratch_batch(row_tokens, positions_of_level(sequences, depth, row_tokens), num_rows, mask)
-            outputs = self.head.forward(batch.tokens, states.flatten(0, 1), batch, self.pool, self._backend)
-            states = outputs.view(*row_tokens.shape, -1)
-            num_rows = level.num_rows
+            states = self._states_after(states, batch)
+            logits, num_rows = self._logits(states), level.num_rows
         return DraftTree(
             torch.cat(tokens, dim=1),
             self._parents.repeat(sequences.batch_size, 1),

@@ -81,7 +81,7 @@ class HeadRowsBook:
             parts += rows.sorted
             rows.num_made += rows.num_waiting
             rows.sorted, rows.num_waiting = [], 0
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0)
 
     def forget(self, sequence_id: str) -> None:
         if rows := self._rows.pop(sequence_id, None):

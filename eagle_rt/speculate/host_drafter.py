@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -17,10 +17,11 @@ from eagle_rt.kernels.dispatch import compiled_kernel
 from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Bools, Candidates, Ints, joined
+from eagle_rt.speculate.guesses import FedLevels, Guesses, Levels, LevelsAhead
 from eagle_rt.speculate.head_rows import HeadRowsBook
 from eagle_rt.speculate.policy import DraftPlan, bounds_of
 from eagle_rt.speculate.sampler import SamplingBatch, coupled_logits
-from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
+from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree.expand import top_children
 
 
@@ -33,18 +34,6 @@ class Draft:
     observations: list[Observation]
     end: float
     is_broken: Bools
-
-
-@dataclass(frozen=True)
-class FedRows:
-    """What the head has been fed last: T drafted nodes, or texts at first.
-
-    states: [T, H] after them; seen: [T, C] which of its sequence's fed nodes each sees; paths: [T, D] their tokens.
-    """
-
-    states: Tensor
-    seen: Bools
-    paths: Ints
 
 
 @dataclass(frozen=True)
@@ -72,7 +61,7 @@ class HostDrafter:
         """Let the head read all that waits for it: the states [len(sequences), H] after each text's last certain token."""
         behind = [sequence for sequence in sequences if self.rows[sequence.id].num_waiting]
         if behind:
-            states = self._read_on(behind)
+            states = self._read_on(behind)[:, 0]
             if len(behind) == len(sequences):
                 return states
         return torch.stack([state for sequence in sequences if (state := self.rows[sequence.id].state) is not None])
@@ -82,94 +71,95 @@ class HostDrafter:
     ) -> Draft:
         """Grow trees level by level, for as long as the plan wants.
 
-        The rows that the head is fed live in a sequence's scratch rows, in the order they were fed; each sees the text and its own
-        ancestors. start: of the step, in seconds of the clock; `mark` is told when the head has caught up.
+        start: of the step, in seconds of the clock; `mark` is told when the head has caught up.
         """
         batch_size, drafters = len(sequences), np.array(plan.drafters)
-        own = [sequences[index] for index in plan.drafters]
-        num_missing = sum(self.rows[sequence.id].num_waiting for sequence in own)
+        num_missing = sum(self.rows[sequences[index].id].num_waiting for index in plan.drafters)
         widths = bounds_of(tuple(sequence.bounds for sequence in sequences)).top_ks
         wanted = Wanted(sampling, widths, np.array([sequence.num_cached for sequence in sequences]))
-        nothing = np.zeros((len(own), 0), dtype=np.int64)
-        fed = FedRows(self.catch_up(own), nothing.astype(np.bool_), nothing)
+        levels = self._levels(sequences, drafters)
         mark("extend")
-        level, above = self._children(wanted, fed, drafters, np.full(len(own), -1), None)
+        newest, above = self._children(wanted, levels.roots, drafters, np.full(len(drafters), -1), None)
         now = time.perf_counter()
-        observations = [Observation("start", len(own), num_missing, 1000 * (now - start))]
+        observations = [Observation("start", len(drafters), num_missing, 1000 * (now - start))]
         is_broken = np.zeros(batch_size, dtype=np.bool_)
         is_broken[drafters] = True
-        is_broken[level.owners] = False
+        is_broken[newest.owners] = False
 
-        levels, num_before, num_fed = [level], 0, np.zeros(batch_size, dtype=np.int64)
-        while len(places := plan.expand(level)):
-            chosen, numbers = level[places], num_before + places
-            counts = np.bincount(chosen.owners, minlength=batch_size)
-            fed = self._feed(sequences, fed, chosen, above[places], counts, num_fed)
-            num_before += len(level)
-            level, above = self._children(wanted, fed, chosen.owners, numbers, chosen)
-            levels.append(level)
+        drafted, num_before = [newest], 0
+        while len(places := plan.expand(newest)):
+            chosen, numbers = newest[places], num_before + places
+            guesses = levels.below(chosen, above[places])
+            num_before += len(newest)
+            newest, above = self._children(wanted, guesses, chosen.owners, numbers, chosen)
+            drafted.append(newest)
             then, now = now, time.perf_counter()
-            observations.append(Observation("level", int(np.count_nonzero(counts)), len(numbers), 1000 * (now - then)))
-        return Draft(joined(levels), observations, now, is_broken)
+            num_owners = int(np.count_nonzero(np.bincount(chosen.owners)))
+            observations.append(Observation("level", num_owners, len(numbers), 1000 * (now - then)))
+        return Draft(joined(drafted), observations, now, is_broken)
 
-    def _read_on(self, sequences: Sequence[HostSequence]) -> Tensor:
-        ids = [sequence.id for sequence in sequences]
-        starts = [self.rows[own].num_made for own in ids]
-        features = self.rows.take(ids)
-        stops = [self.rows[own].num_made for own in ids]
-        spans = list(zip(sequences, starts, stops, strict=True))
-        positions = [np.arange(start, stop) for _, start, stop in spans]
+    def _levels(self, sequences: list[HostSequence], owners: Ints) -> Levels:
+        """Of those sequences that draft, after their heads have read on."""
+        drafting = [sequences[owner] for owner in owners.tolist()]
+        if self.head.mask_row:
+            num_masked = max(sequence.bounds.num_steps for sequence in drafting if sequence.bounds) - 1
+            states = self._read_on(drafting, num_masked) if num_masked else self.catch_up(drafting)[:, None]
+            return LevelsAhead(self.head, owners, states)
+        return FedLevels(self.head, sequences, owners, self.catch_up(drafting), self._forward)
+
+    def _forward(self, tokens: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
+        return self.head.forward(tokens, hidden, batch, self.pool, self._backend)
+
+    def _read_on(self, sequences: Sequence[HostSequence], num_masked: int = 0) -> Tensor:
+        """Read what waits for the head, and after that num_masked rows each in place of what is not known yet: the states
+        [S, 1 + num_masked, H] from each text's last certain token on."""
+        own_rows = [self.rows[sequence.id] for sequence in sequences]
+        spans = [(rows.num_made, rows.num_made + rows.num_waiting) for rows in own_rows]
+        tokens = [sequence.text[start + 1 : stop + 1] for sequence, (start, stop) in zip(sequences, spans, strict=True)]
+        known = self.rows.take([sequence.id for sequence in sequences])
+        hidden = self.head.fuse(known) if len(known) else known
+        if num_masked and (mask_row := self.head.mask_row):
+            masks = mask_row.hidden.expand(num_masked, -1)
+            parts = hidden.split([*map(len, tokens)]) if len(known) else [masks[:0]] * len(tokens)
+            hidden = torch.cat([part for own in parts for part in (own, masks)])
+            tokens = [own + [mask_row.token] * num_masked for own in tokens]
+        ends = [stop + num_masked for _, stop in spans]
+        positions = [np.arange(start, end) for (start, _), end in zip(spans, ends, strict=True)]
         batch = Batch(
-            tokens=self._tensor([token for own, start, stop in spans for token in own.text[start + 1 : stop + 1]]),
+            tokens=self._tensor([*chain.from_iterable(tokens)]),
             positions=self._tensor(np.concatenate(positions)),
             slots=self._tensor(
                 np.concatenate([slots_at(own.slots, places) for own, places in zip(sequences, positions, strict=True)])
             ),
             query_starts=tuple(accumulate(map(len, positions), initial=0)),
-            rows=HostRows(tuple(stops), tuple(own.slots[:stop] for own, _, stop in spans)),
+            rows=HostRows(tuple(ends), tuple(own.slots[:end] for own, end in zip(sequences, ends, strict=True))),
             tree_mask=None,
         )
-        states = self.head.forward(batch.tokens, self.head.fuse(features), batch, self.pool, self._backend)
-        states = states if len(states) == len(sequences) else states[[stop - 1 for stop in batch.query_starts[1:]]]
-        for sequence_id, state in zip(ids, states, strict=True):
-            self.rows[sequence_id].state = state
+        states = self._forward(batch.tokens, hidden, batch)
+        if num_masked or len(states) > len(sequences):
+            lasts = np.array(batch.query_starts[1:]) - num_masked
+            states = states[self._tensor(lasts[:, None] + np.arange(-1, num_masked))]
+        else:
+            states = states[:, None]
+        for rows, state, (start, stop) in zip(own_rows, states, spans, strict=True):
+            if start == stop and rows.state is not None:
+                state[0] = rows.state
+            rows.state = state[0]
         return states
 
-    def _feed(
-        self, sequences: list[HostSequence], fed: FedRows, chosen: Candidates, parent_rows: Ints, counts: Ints, num_fed: Ints
-    ) -> FedRows:
-        """One pass of the head over the `chosen` nodes, children of those in these rows of the last one, sequence by sequence,
-        counts [B] of each, in rows that follow the num_fed [B] ones before."""
-        rows = np.arange(len(chosen))
-        places = rows + (num_fed - counts.cumsum() + counts)[chosen.owners]
-        num_seen = fed.seen.shape[1]
-        visible = np.zeros((len(chosen), max(int(places.max()) + 1, num_seen)), dtype=np.bool_)
-        visible[:, :num_seen] = fed.seen[parent_rows]
-        visible[rows, places] = True
-        num_fed += counts
-        owners = np.flatnonzero(counts)
-        own = [sequences[owner] for owner in owners.tolist()]
-        in_use = num_fed[owners].tolist()
-        device = self.pool.device
-        batch = packed_scratch_batch(
-            own, counts[owners].tolist(), in_use, chosen.tokens, chosen.depths - 1, places, visible, device
-        )
-        states = fed.states[self._tensor(parent_rows)]
-        paths = np.concatenate((fed.paths[parent_rows], chosen.tokens[:, None]), axis=1)
-        return FedRows(self.head.forward(batch.tokens, states, batch, self.pool, self._backend), visible, paths)
-
     def _children(
-        self, wanted: Wanted, fed: FedRows, owners: Ints, numbers: Ints, parents: Candidates | None
+        self, wanted: Wanted, guesses: Guesses, owners: Ints, numbers: Ints, parents: Candidates | None
     ) -> tuple[Candidates, Ints]:
         """Of T nodes, or roots, of these owners and numbers: the best children, no more of a sequence's than its top-k, none where
         the head gives no numbers; and which of the T each is below."""
         depth = int(parents.depths[0]) if parents else 0
         widths = wanted.top_ks[owners]
         top_k = int(widths.max())
-        logits = self._logits(fed, wanted.sampling, owners, wanted.num_cached[owners] + depth)
+        logits, rows = self._logits(guesses, wanted.sampling, owners, wanted.num_cached + depth)
         log_probs, draft_tokens = best_children(logits, top_k, self._sharpness)
         above = np.arange(len(owners)).repeat(top_k)
-        own, tokens = as_numpy(log_probs).ravel().astype(np.float64), as_numpy(self._target_ids[draft_tokens]).ravel()
+        own = as_numpy(log_probs)[rows].ravel().astype(np.float64)
+        tokens = as_numpy(self._target_ids[draft_tokens])[rows].ravel()
         is_child = own > -np.inf
         if widths.min() < top_k:
             is_child &= (np.arange(top_k) < widths[:, None]).ravel()
@@ -180,16 +170,17 @@ class HostDrafter:
         values = np.ones_like(own) if parents is None else parents.values[above]
         return Candidates(owners[above], tokens, numbers[above], depths, own, scores, values), above
 
-    def _logits(self, fed: FedRows, sampling: SamplingBatch, owners: Ints, positions: Ints) -> Tensor:
-        """[T, W] draft logits after nodes of `owners` that stand at `positions`, as the target will look at its own: judged, and
-        under the noise where that is drawn."""
-        logits = self.head.logits(fed.states)
+    def _logits(self, guesses: Guesses, sampling: SamplingBatch, owners: Ints, positions: Ints) -> tuple[Tensor, Ints]:
+        """Draft logits [R, W] after T nodes of `owners` where sequences [B] have come to `positions`, and which are each node's: as
+        the target will look at its own, judged, and under the noise where that is drawn."""
+        logits, rows, row_owners = guesses.logits, guesses.rows, guesses.owners
         if sampling.changes_logits:
-            logits = sampling.judged(logits, self._tensor(owners), self._tensor(fed.paths), self.head.token_map)
-        if not self._couples or len(sampling.sampled) == 0:
-            return logits
-        rows = sampling.rows(self._tensor(owners))
-        return coupled_logits(logits[:, None], self._tensor(positions)[:, None], rows, self._target_ids)[:, 0]
+            own = self._tensor(owners), self._tensor(guesses.paths), self.head.token_map
+            logits, rows, row_owners = sampling.judged(guesses.of_each, *own), np.arange(len(owners)), owners
+        if self._couples and len(sampling.sampled):
+            settings, places = sampling.rows(self._tensor(row_owners)), self._tensor(positions[row_owners])
+            logits = coupled_logits(logits[:, None], places[:, None], settings, self._target_ids)[:, 0]
+        return logits, rows
 
     def _tensor(self, values: Ints | Sequence[int]) -> Tensor:
         return torch.as_tensor(values, device=self.pool.device)

@@ -11,7 +11,7 @@ import torch
 
 from eagle_rt.config import add_flags, config_from_args
 from eagle_rt.engine.assemble import make_core
-from eagle_rt.engine.load import load_models, model_info
+from eagle_rt.engine.load import ModelInfo, load_models, model_info
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.leave import run
 from eagle_rt.resolve import DTYPES, resolve_device
@@ -51,12 +51,14 @@ def add_fit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser = commands.add_parser("fit", help="train a head on prepared rows; under torchrun on several devices")
     parser.add_argument("--rows", type=Path, nargs="+", required=True, help="what `prepare` wrote")
     parser.add_argument("--run-dir", type=Path, required=True, help="checkpoints and CSV logs; the same folder resumes")
-    parser.add_argument("--kind", choices=["EAGLE3", "EAGLE"], default="EAGLE3", help="of head")
+    parser.add_argument("--kind", choices=["EAGLE3", "PEAGLE", "EAGLE"], default="EAGLE3", help="of head")
+    parser.add_argument("--num-layers", type=int, help="of the head (default: PEAGLE 4, others 1)")
+    parser.add_argument("--mask-token-id", type=int, help="what a PEAGLE head is fed beyond the text (default: the padding token)")
     parser.add_argument("--start-from", type=Path, metavar="HEAD", help="folder of a head that `export` wrote, to train further")
     parser.add_argument("--num-steps", type=int, default=10000, help="optimizer steps")
     parser.add_argument("--batch-size", type=int, default=16, help="rows a step, over all devices")
     parser.add_argument("--micro-batch-size", type=int, default=2, help="rows a device reads at once; the rest is accumulated")
-    parser.add_argument("--num-unrolled", type=int, help="passes over the head's own outputs (default: EAGLE3 7, EAGLE 1)")
+    parser.add_argument("--num-unrolled", type=int, help="levels, each over the head's own outputs (default: 7, EAGLE 1)")
     parser.add_argument(
         "--draft-vocab-size",
         type=int,
@@ -75,19 +77,22 @@ def add_fit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def fit(args: argparse.Namespace) -> None:
     config = resolve_device(config_from_args(args))
     local_rank = start_processes(config.device)
-    models = load_models(replace(config, speculative_algorithm=None), model_info(config))
+    info = model_info(config)
+    models = load_models(replace(config, speculative_algorithm=None), info)
     texts = row_texts([row for file in args.rows for row in read_rows(file)], args.max_length)
     fit_config = FitConfig(
         kind=args.kind,
         num_steps=args.num_steps,
         batch_size=args.batch_size,
         micro_batch_size=args.micro_batch_size,
-        num_unrolled=args.num_unrolled or (7 if args.kind == "EAGLE3" else 1),
+        num_unrolled=args.num_unrolled or (1 if args.kind == "EAGLE" else 7),
         draft_vocab_size=args.draft_vocab_size,
         learning_rate=args.learning_rate,
         optimizer=args.optimizer,
         precision=DTYPES[args.precision],
         start_from=args.start_from,
+        num_layers=args.num_layers or (4 if args.kind == "PEAGLE" else 1),
+        mask_token=padding_token(info) if args.mask_token_id is None else args.mask_token_id,
         checkpoint_every=args.checkpoint_every,
     )
     trainer = HeadTrainer(models.target, texts, fit_config)
@@ -96,6 +101,12 @@ def fit(args: argparse.Namespace) -> None:
     trainer.run(args.run_dir)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def padding_token(info: ModelInfo) -> int:
+    """One that no text contains, or else one that ends texts."""
+    padding = info.tokenizer.pad_token_id
+    return padding if isinstance(padding, int) else min(info.eos_token_ids)
 
 
 def start_processes(device: str) -> int:

@@ -16,7 +16,7 @@ from eagle_rt.models.reading import read_texts
 from eagle_rt.train.batches import BatchOrder, Text, counted_positions, held_out_split, padded
 from eagle_rt.train.export import exported_weights
 from eagle_rt.train.loop import LoopConfig, Metrics, adamw_for, fit, muon_for, rank_and_world_size
-from eagle_rt.train.modules import Eagle3Trainee, EagleTrainee, Trainee, most_frequent_tokens
+from eagle_rt.train.modules import Eagle3Trainee, EagleTrainee, ParallelTrainee, Trainee, most_frequent_tokens
 
 STEP_DECAY = 0.8
 # Uniform noise on the features of an EAGLE head stands in for the errors that it makes when it drafts from its own states; +-0.1 at
@@ -28,9 +28,9 @@ NUM_EVALUATED_TEXTS = 128
 
 @dataclass(frozen=True)
 class FitConfig:
-    """kind: EAGLE3 or EAGLE; batch_size rows a step, read `micro_batch_size` at a time; num_unrolled passes over the head's own
-    outputs; optimizer: adamw, or muon, which small heads learn faster with; start_from: a head that `export` wrote,
-    whose draft vocabulary grows if draft_vocab_size is larger."""
+    """kind: EAGLE3, PEAGLE or EAGLE; batch_size rows a step, read `micro_batch_size` at a time; num_unrolled levels; optimizer:
+    adamw, or muon, which small heads learn faster with; start_from: a head that `export` wrote, whose draft vocabulary grows if
+    draft_vocab_size is larger; num_layers: of the head; mask_token: what a PEAGLE head is fed where no token is known yet."""
 
     kind: str
     num_steps: int
@@ -42,23 +42,25 @@ class FitConfig:
     optimizer: str
     precision: torch.dtype
     start_from: Path | None = None
+    num_layers: int = 1
+    mask_token: int = 0
     held_out_fraction: float = 0.02
     checkpoint_every: int = 250
 
 
-def head_config(target: Decoder, kind: str, draft_vocab_size: int) -> dict[str, Any]:
-    """The config.json of a new head: one layer of the target's shape."""
+def head_config(target: Decoder, fit: FitConfig, draft_vocab_size: int) -> dict[str, Any]:
+    """The config.json of a new head: layers of the target's shape."""
     spec, shape = target.spec, target.spec.shape
     num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     if shape.latent:  # a head has no more than one layer to keep keys and values of
         head_dim = 128 if shape.hidden_size % 128 == 0 else shape.hidden_size // num_heads
         num_heads = num_kv_heads = shape.hidden_size // head_dim
     config = {
-        "architectures": ["LlamaForCausalLMEagle3" if kind == "EAGLE3" else "LlamaForCausalLMEagle"],
+        "architectures": ["LlamaForCausalLMEagle" if fit.kind == "EAGLE" else "LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": fit.num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
@@ -69,32 +71,47 @@ def head_config(target: Decoder, kind: str, draft_vocab_size: int) -> dict[str, 
         "vocab_size": spec.vocab_size,
         "tie_word_embeddings": False,
     }
-    return {**config, "draft_vocab_size": draft_vocab_size} if kind == "EAGLE3" else {**config, "bias": False}
+    if fit.kind == "EAGLE":
+        return {**config, "bias": False}
+    return {**config, "draft_vocab_size": draft_vocab_size, **({"ptd_token_id": fit.mask_token} if fit.kind == "PEAGLE" else {})}
 
 
 def make_trainee(target: Decoder, config: FitConfig, texts: list[Text]) -> Trainee:
-    """A head that begins as a copy of what the target does without it, and alike in every process and run."""
+    """A head that begins as a copy of what the target does without it, and alike in every process and run.
+
+    Raises:
+        ValueError: there is no such head, or the one to start from is another.
+    """
+    if config.kind == "EAGLE" and config.num_layers > 1:
+        raise ValueError(f"--num-layers {config.num_layers} is for heads of kind EAGLE3 and PEAGLE: an EAGLE head has 1")
+    lm_head, vocab_size = target.lm_head.weight, target.spec.vocab_size
+    if not 0 <= config.mask_token < vocab_size:
+        raise ValueError(f"--mask-token-id {config.mask_token} is no token: the target has {vocab_size}")
     torch.manual_seed(SEED)
-    lm_head = target.lm_head.weight
-    vocab_size = target.spec.vocab_size
     given = exported_weights(config.start_from) if config.start_from else {}
-    if config.kind == "EAGLE3":
+    if config.kind != "EAGLE":
         draft_vocab_size = min(config.draft_vocab_size, vocab_size)
         answers = torch.tensor([token for text in texts for token in text.tokens[text.answer_start :]])
         draft_tokens = most_frequent_tokens(answers, vocab_size, draft_vocab_size)
         if "draft_tokens" in given and "lm_head.weight" in given:
             given = widened(given, draft_tokens, lm_head)
             draft_tokens = given["draft_tokens"]
-        trainee = Eagle3Trainee(head_config(target, config.kind, len(draft_tokens)), draft_tokens)
+        own_config = head_config(target, config, len(draft_tokens))
+        if config.kind == "PEAGLE":
+            trainee = ParallelTrainee(own_config, draft_tokens, target.embedding[config.mask_token].float())
+        else:
+            trainee = Eagle3Trainee(own_config, draft_tokens)
     else:
         # Under autocast the target's own weights will do; float32 products need them in float32.
         frozen = lm_head.float() if config.precision == torch.float32 else lm_head
-        trainee = EagleTrainee(head_config(target, config.kind, vocab_size), frozen)
+        trainee = EagleTrainee(head_config(target, config, vocab_size), frozen)
     trainee = trainee.to(target.embedding.device)
     trainee.start_from(lm_head, target.final_norm.weight)
     if given:
+        # What an EAGLE-3 head lacks to draft in parallel it may learn.
+        new = {name: own for name, own in trainee.state_dict().items() if name.startswith(("mask_hidden", "layers."))}
         try:
-            trainee.load_state_dict(given)
+            trainee.load_state_dict({**new, **given} if config.kind == "PEAGLE" else given)
         except RuntimeError as error:
             raise ValueError(f"{config.start_from} is no {config.kind} head for this target: {error}") from None
     return trainee
@@ -138,7 +155,7 @@ class HeadTrainer:
         training, self.held_out = held_out_split(texts, config.held_out_fraction, SEED)
         self._order = BatchOrder(training, config.batch_size, SEED)
         self.trainee = make_trainee(target, config, training)
-        self._feature_layers = default_feature_layers(target.spec.num_layers) if config.kind == "EAGLE3" else ()
+        self._feature_layers = () if config.kind == "EAGLE" else default_feature_layers(target.spec.num_layers)
         self._longest = max(len(text.tokens) for text in texts)
 
     def run(self, run_dir: Path) -> None:

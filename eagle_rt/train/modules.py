@@ -1,7 +1,8 @@
 """Draft heads as trainable modules whose parameters carry the published tensor names.
 
 A head is trained unrolled on its own outputs (training-time test; Li et al., "EAGLE-3", 2025, section 3.2): at unroll step j,
-slot t holds the token at t + 1 + j and what the head made of slot t at step j - 1, and predicts the token at t + 2 + j.
+slot t holds the token at t + 1 + j and what the head made of slot t at step j - 1, and predicts the token at t + 2 + j. One that
+drafts in parallel is given neither of them beyond step 0, but one token and one state that stand for what is not known yet.
 """
 
 from abc import abstractmethod
@@ -15,6 +16,7 @@ from torch.nn import functional
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.models.rope import Rope, rope_from_config
 
+# Of one layer: keys and values of every unroll step so far.
 Rows = list[tuple[Tensor, Tensor]]
 
 
@@ -90,6 +92,15 @@ class Eagle3Layer(HeadLayer):
         return torch.cat((self.input_layernorm(embedded), self.hidden_norm(hidden)), dim=-1)
 
 
+class LaterLayer(HeadLayer):
+    """A layer after the first, as a Llama's."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        size = config["hidden_size"]
+        super().__init__(config, size)
+        self.input_layernorm = nn.RMSNorm(size, eps=config["rms_norm_eps"])
+
+
 class Trainee(nn.Module):
     """What training needs of a head. config: the head's config.json."""
 
@@ -102,9 +113,13 @@ class Trainee(nn.Module):
     def fuse(self, features: Tensor) -> Tensor:
         """Target features [B, T, F] to the head's hidden states [B, T, H]."""
 
+    def inputs(self, step: int, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What an unroll step is made over, of the true tokens' embeddings [B, T, H] and the last step's states [B, T, H]."""
+        return embedded, hidden
+
     @abstractmethod
-    def step(self, embedded: Tensor, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
-        """One pass over token embeddings and hidden states [B, T, H]: the states [B, T, H]."""
+    def step(self, embedded: Tensor, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], rows: list[Rows]) -> Tensor:
+        """One pass over token embeddings and hidden states [B, T, H]: the states [B, T, H]. rows: of each layer."""
 
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
@@ -134,11 +149,11 @@ class Trainee(nn.Module):
         num_slots = features.shape[1] - num_unrolled
         rope = Rope(self._rope_spec, 0, torch.float32, str(features.device))
         hidden = self.fuse(features[:, :num_slots])
-        rows: Rows = []
+        rows: list[Rows] = [[] for _ in range(self.config["num_hidden_layers"])]
         for step in range(num_unrolled):
             shifted = slice(1 + step, 1 + step + num_slots)
             cos_sin = rope.cos_sin(torch.arange(step, step + num_slots, device=features.device))
-            hidden = self.step(embeddings[:, shifted], hidden, cos_sin, rows)
+            hidden = self.step(*self.inputs(step, embeddings[:, shifted], hidden), cos_sin, rows)
             yield shifted, hidden
 
     def unrolled_losses(
@@ -181,15 +196,23 @@ class Eagle3Trainee(Trainee):
         size = config["hidden_size"]
         self.fc = nn.Linear(num_features * size, size, bias=False)
         self.midlayer = Eagle3Layer(config)
+        self.layers = nn.ModuleDict({str(index): LaterLayer(config) for index in range(1, config["num_hidden_layers"])})
         self.norm = nn.RMSNorm(size, eps=config["rms_norm_eps"])
         self.lm_head = nn.Linear(size, len(draft_tokens), bias=False)
         self.register_buffer("draft_tokens", draft_tokens)
 
+    @property
+    def _later_layers(self) -> list[LaterLayer]:
+        return cast(list[LaterLayer], list(self.layers.values()))
+
     def fuse(self, features: Tensor) -> Tensor:
         return self.fc(features)
 
-    def step(self, embedded: Tensor, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
-        return self.midlayer(hidden, self.midlayer.attention_input(embedded, hidden), cos_sin, rows)
+    def step(self, embedded: Tensor, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], rows: list[Rows]) -> Tensor:
+        x = self.midlayer(hidden, self.midlayer.attention_input(embedded, hidden), cos_sin, rows[0])
+        for layer, own_rows in zip(self._later_layers, rows[1:], strict=True):
+            x = layer(x, layer.input_layernorm(x), cos_sin, own_rows)
+        return x
 
     def logits(self, states: Tensor) -> Tensor:
         return self.lm_head(self.norm(states))
@@ -206,15 +229,36 @@ class Eagle3Trainee(Trainee):
 
     @torch.no_grad()
     def start_from(self, lm_head: Tensor, final_norm: Tensor) -> None:
-        """Begin as the target's output layer (weights [V, H] and [H]) on its highest captured state, with a layer in between
-        that adds nothing yet."""
+        """Begin as the target's output layer (weights [V, H] and [H]) on its highest captured state, with layers in between
+        that add nothing yet."""
         size = len(final_norm)
         self.lm_head.weight.copy_(lm_head[self.draft_tokens])
         self.norm.weight.copy_(final_norm)
         self.fc.weight.zero_()
         self.fc.weight[:, -size:].fill_diagonal_(1.0)
-        self.midlayer.self_attn.o_proj.weight.zero_()
-        self.midlayer.mlp.down_proj.weight.zero_()
+        for layer in (self.midlayer, *self._later_layers):
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+
+
+class ParallelTrainee(Eagle3Trainee):
+    """A P-EAGLE head (Hui et al., 2026, section 3), which guesses all levels in one pass: an EAGLE-3 head that is fed, beyond the
+    last token that is known, with a token and a hidden state that are the same everywhere.
+
+    mask_embedding: [H] the target's of that token.
+    """
+
+    mask_embedding: Tensor
+
+    def __init__(self, config: dict[str, Any], draft_tokens: Tensor, mask_embedding: Tensor, num_features: int = 3) -> None:
+        super().__init__(config, draft_tokens, num_features)
+        self.mask_hidden = nn.Parameter(torch.randn(1, 1, num_features * config["hidden_size"]))
+        self.register_buffer("mask_embedding", mask_embedding, persistent=False)
+
+    def inputs(self, step: int, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        if step == 0:
+            return embedded, hidden
+        return self.mask_embedding.expand_as(embedded), self.fuse(self.mask_hidden).expand_as(hidden)
 
 
 class EagleTrainee(Trainee):
@@ -236,9 +280,9 @@ class EagleTrainee(Trainee):
     def fuse(self, features: Tensor) -> Tensor:
         return features
 
-    def step(self, embedded: Tensor, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], rows: Rows) -> Tensor:
+    def step(self, embedded: Tensor, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], rows: list[Rows]) -> Tensor:
         x = self.fc(torch.cat((embedded, hidden), dim=-1))
-        return self._layer(x, x, cos_sin, rows)
+        return self._layer(x, x, cos_sin, rows[0])
 
     def logits(self, states: Tensor) -> Tensor:
         return functional.linear(states, self.lm_head)

@@ -33,7 +33,8 @@ class LayerParts:
 @dataclass
 class HeadParts:
     """fc projects [embedding; hidden] in an EAGLE or MTP head, and the target's features in an EAGLE-3 head (None: not at all).
-    whole_layer: what an only layer of another form makes of [T, H]."""
+    whole_layer: what an only layer of another form makes of [T, H]. mask: the token and the features [F] of a head that drafts in
+    parallel."""
 
     kind: str
     embedding: Tensor
@@ -55,6 +56,7 @@ class HeadParts:
     rope_theta: float = 10000.0
     llama3_scaling: dict[str, float] | None = None
     whole_layer: Callable[[Tensor], Tensor] | None = None
+    mask: tuple[int, Tensor] | None = None
     eps: float = 1e-5
 
 
@@ -159,12 +161,16 @@ class SlowHead:
     def logits_after(self, text: list[int], features: Tensor, path: tuple[int, ...]) -> Tensor:
         """Draft logits after a text and a path of draft ids below it; features: [len(text) - 1, F] of all but the last token.
 
-        Below the text, a row's hidden state is the state that came out of the row before it.
+        Below the text, a row's hidden state is the state that came out of the row before it, or both it and the token are masks.
         """
         hidden, tokens = self.fuse(features), torch.tensor(text[1:])
         states = self.states(tokens, hidden)
         for draft_id in path:
-            tokens = torch.cat((tokens, self.target_ids[draft_id : draft_id + 1]))
-            hidden = torch.cat((hidden, states[-1:]))
+            if self.parts.mask:
+                token, mask_features = self.parts.mask
+                tokens, hidden = torch.cat((tokens, torch.tensor([token]))), torch.cat((hidden, self.fuse(mask_features[None])))
+            else:
+                tokens = torch.cat((tokens, self.target_ids[draft_id : draft_id + 1]))
+                hidden = torch.cat((hidden, states[-1:]))
             states = self.states(tokens, hidden)
         return self.logits(states[-1])

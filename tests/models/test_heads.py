@@ -79,13 +79,13 @@ def logits_along(head: Head, text: list[int], features: Tensor, path: tuple[int,
         rows = torch.arange(first, end)
         return Batch(torch.tensor(tokens), rows, rows, (0, len(tokens)), HostRows((end,), (range(end),)), None)
 
-    backend = ReferenceAttention(torch.float32)
+    backend, mask_row = ReferenceAttention(torch.float32), head.mask_row
     rows = batch(0, text[1:])
     state = head.forward(rows.tokens, head.fuse(features), rows, pool, backend)[-1:]
     results = [head.logits(state)[0]]
     for depth, draft_id in enumerate(path):
-        row = batch(length + depth, [int(head.token_map.target_ids[draft_id])])
-        state = head.forward(row.tokens, state, row, pool, backend)
+        row = batch(length + depth, [mask_row.token if mask_row else int(head.token_map.target_ids[draft_id])])
+        state = head.forward(row.tokens, mask_row.hidden[None] if mask_row else state, row, pool, backend)
         results.append(head.logits(state)[0])
     return results
 
@@ -203,6 +203,8 @@ FLIPS: list[tuple[str, dict[str, Any]]] = [
     ("eagle3-two-layers-vllm", {"norm_before_residual": True}),
     ("eagle3.1", {"norm_output": False}),
     ("eagle3-tied", {"tie_word_embeddings": False}),
+    ("p-eagle", {"ptd_token_id": 17}),
+    ("p-eagle-speculators", {"mask_token_id": 17}),
 ]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from engines import load_target, make_core, random_prompts, run
+from head_layouts import served_as
 from torch import Tensor
 
 from eagle_rt.engine.params import SamplingParams
@@ -47,7 +48,7 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return all(torch.equal(weight, second[name]) for name, weight in first.items())
 
 
-@pytest.mark.parametrize("kind", ["EAGLE3", "EAGLE"])
+@pytest.mark.parametrize("kind", ["EAGLE3", "PEAGLE", "EAGLE"])
 def test_a_step_is_the_same_in_one_pass_and_in_many(target_dir: Path, kind: str) -> None:
     gradients = []
     for micro_batch_size in (6, 2, 1):
@@ -123,14 +124,14 @@ def prepare(tmp_path: Path, target_dir: Path) -> None:
     assert command.main(["prepare", *flags, "--model-path", str(target_dir), "--device", "cpu"]) == 0
 
 
-@pytest.mark.parametrize("kind", ["EAGLE3", "EAGLE"])
+@pytest.mark.parametrize("kind", ["EAGLE3", "PEAGLE", "EAGLE"])
 def test_from_prompts_to_a_head_that_serves(target_dir: Path, tmp_path: Path, kind: str) -> None:
     prepare(tmp_path, target_dir)
     assert command.main(command_line(tmp_path, target_dir, tmp_path / "run", "--kind", kind)) == 0
     assert command.main(["export", "--run-dir", str(tmp_path / "run"), "--output", str(tmp_path / "head")]) == 0
     sampling = SamplingParams(temperature=0, max_new_tokens=20, ignore_eos=True)
     prompts = random_prompts(3)
-    core = make_core(target_dir, tmp_path / "head", (3, 2, 6), speculative_algorithm=kind)
+    core = make_core(target_dir, tmp_path / "head", (3, 2, 6), speculative_algorithm=served_as(kind))
     assert run(core, prompts, sampling) == run(make_core(target_dir), prompts, sampling)
 
 
@@ -149,6 +150,24 @@ def test_a_head_can_be_trained_further(target_dir: Path, tmp_path: Path, kind: s
         trainer(target_dir, kind=other, start_from=tmp_path / "head")
     with pytest.raises(FileNotFoundError, match="--start-from takes a head"):
         trainer(target_dir, kind=kind, start_from=tmp_path / "run")
+
+
+def test_an_eagle_3_head_can_learn_to_draft_in_parallel(target_dir: Path, tmp_path: Path) -> None:
+    first = trainer(target_dir)
+    first.run(tmp_path / "run")
+    export_head(first.trainee.config, first.trainee.state_dict(), tmp_path / "head", torch.float32)
+    further = trainer(target_dir, kind="PEAGLE", start_from=tmp_path / "head", num_layers=2, mask_token=17)
+    assert same(first.trainee.state_dict(), further.trainee.state_dict())
+    log_of = further.loss_at(0, 0)[1]["accept_0"], first.loss_at(0, 0)[1]["accept_0"]
+    assert log_of[0] == log_of[1], "the second layer adds nothing yet"
+
+
+def test_numbers_that_no_head_has(target_dir: Path) -> None:
+    with pytest.raises(ValueError, match="--num-layers 2 is for heads of kind EAGLE3 and PEAGLE"):
+        trainer(target_dir, kind="EAGLE", num_layers=2)
+    for token in (-1, 262):
+        with pytest.raises(ValueError, match=f"--mask-token-id {token} is no token: the target has 262"):
+            trainer(target_dir, kind="PEAGLE", mask_token=token)
 
 
 def check_widened(target_dir: Path, first: dict[str, torch.Tensor], head_dir: Path) -> None:

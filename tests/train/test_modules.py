@@ -7,37 +7,41 @@ import family_configs
 import pytest
 import torch
 from engines import load_target
+from head_layouts import served_as
 from models.slow_head import HeadParts, LayerParts, SlowHead
 from torch import Tensor
 from torch.nn import functional
 
 from eagle_rt.models.heads.load import load_head
 from eagle_rt.train.export import export_head
-from eagle_rt.train.modules import Eagle3Trainee, EagleTrainee, Trainee, most_frequent_tokens
+from eagle_rt.train.modules import Eagle3Trainee, EagleTrainee, ParallelTrainee, Trainee, most_frequent_tokens
 
 CONFIG = {**checkpoints.EAGLE3_CONFIG, "head_dim": 16}
 LENGTH, NUM_UNROLLED = 9, 4
 GENERATOR = torch.Generator().manual_seed(3)
 EMBEDDING = torch.randn(family_configs.VOCAB_SIZE, 64, generator=GENERATOR)
 LM_HEAD = torch.randn(family_configs.VOCAB_SIZE, 64, generator=GENERATOR) * 0.3
+MASK_TOKEN = 11
 DRAFT_TOKENS = torch.randperm(family_configs.VOCAB_SIZE, generator=GENERATOR)[:160].sort().values
 
 
 def layer_parts(weights: dict[str, Tensor], prefix: str) -> LayerParts:
     names = {part: f"self_attn.{part}_proj" for part in "qkvo"} | {part: f"mlp.{part}_proj" for part in ("gate", "up", "down")}
     matrices = {part: weights[f"{prefix}{name}.weight"] for part, name in names.items()}
-    return LayerParts(**matrices, post_norm=weights[f"{prefix}post_attention_layernorm.weight"])
+    norms = {"post_norm": "post_attention_layernorm", "input_norm": "input_layernorm"}
+    return LayerParts(**matrices, **{part: weights.get(f"{prefix}{name}.weight") for part, name in norms.items()})
 
 
 def twin(trainee: Trainee) -> SlowHead:
-    weights = trainee.state_dict()
+    weights, is_parallel = trainee.state_dict(), isinstance(trainee, ParallelTrainee)
     common = {"embedding": EMBEDDING, "head_dim": 16, "fc": weights["fc.weight"]}
     if isinstance(trainee, EagleTrainee):
         return SlowHead(HeadParts(kind="EAGLE", layers=[layer_parts(weights, "layers.0.")], lm_head=LM_HEAD, **common))
     return SlowHead(
         HeadParts(
             kind="EAGLE3",
-            layers=[layer_parts(weights, "midlayer.")],
+            layers=[layer_parts(weights, "midlayer."), *([layer_parts(weights, "layers.1.")] if is_parallel else [])],
+            mask=(MASK_TOKEN, weights["mask_hidden"].flatten()) if is_parallel else None,
             lm_head=weights["lm_head.weight"],
             embedding_norm=weights["midlayer.input_layernorm.weight"],
             hidden_norm=weights["midlayer.hidden_norm.weight"],
@@ -49,7 +53,11 @@ def twin(trainee: Trainee) -> SlowHead:
 
 
 def make_trainee(kind: str) -> Trainee:
-    trainee = Eagle3Trainee(CONFIG, DRAFT_TOKENS) if kind == "EAGLE3" else EagleTrainee(CONFIG, LM_HEAD)
+    if kind == "PEAGLE":
+        config = {**CONFIG, "num_hidden_layers": 2, "ptd_token_id": MASK_TOKEN}
+        trainee = ParallelTrainee(config, DRAFT_TOKENS, EMBEDDING[MASK_TOKEN])
+    else:
+        trainee = Eagle3Trainee(CONFIG, DRAFT_TOKENS) if kind == "EAGLE3" else EagleTrainee(CONFIG, LM_HEAD)
     generator = torch.Generator().manual_seed(4)
     for parameter in trainee.parameters():
         parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
@@ -57,13 +65,13 @@ def make_trainee(kind: str) -> Trainee:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["EAGLE3", "EAGLE"])
+@pytest.mark.parametrize("kind", ["EAGLE3", "PEAGLE", "EAGLE"])
 def test_unrolled_losses_are_those_of_drafting(kind: str) -> None:
     trainee = make_trainee(kind)
     slow = twin(trainee)
     draft_ids = torch.randint(160, (LENGTH,), generator=GENERATOR)
     text = slow.target_ids[draft_ids]
-    features = torch.randn(LENGTH, 192 if kind == "EAGLE3" else 64, generator=GENERATOR)
+    features = torch.randn(LENGTH, 64 if kind == "EAGLE" else 192, generator=GENERATOR)
     target_states = torch.randn(LENGTH, 64, generator=GENERATOR)
     counts = torch.tensor([False, False, True, True, False, True, True, True, True])
     all_logits = torch.randn(LENGTH, family_configs.VOCAB_SIZE, generator=GENERATOR) * 2
@@ -83,7 +91,7 @@ def test_unrolled_losses_are_those_of_drafting(kind: str) -> None:
             favourite = int(all_logits[place].argmax())
             num_agreeing += int(slow.target_ids[logits.argmax()]) == favourite
             labels = all_logits[place, slow.target_ids].softmax(-1)
-            if kind == "EAGLE3":
+            if kind != "EAGLE":
                 expected += functional.cross_entropy(logits, labels) * (favourite in DRAFT_TOKENS)
             else:
                 rows = torch.tensor([text[index] for index in range(1, place + 1)])
@@ -96,15 +104,16 @@ def test_unrolled_losses_are_those_of_drafting(kind: str) -> None:
         assert int(agreements[step]) == num_agreeing
 
 
-@pytest.mark.parametrize("kind", ["EAGLE3", "EAGLE"])
+@pytest.mark.parametrize("kind", ["EAGLE3", "PEAGLE", "EAGLE"])
 def test_an_exported_head_is_the_one_that_was_trained(target_dir: Path, tmp_path: Path, kind: str) -> None:
     trainee = make_trainee(kind)
     export_head(trainee.config, trainee.state_dict(), tmp_path, torch.float32)
-    head, unused = load_head(tmp_path, load_target(target_dir), kind, torch.float32, "cpu")
+    head, unused = load_head(tmp_path, load_target(target_dir), served_as(kind), torch.float32, "cpu")
     assert unused == []
     assert torch.equal(head.token_map.target_ids, twin(trainee).target_ids)
+    assert (head.mask_row and head.mask_row.token) == (MASK_TOKEN if kind == "PEAGLE" else None)
     states = torch.randn(3, 64)
-    if kind == "EAGLE3":
+    if kind != "EAGLE":
         torch.testing.assert_close(head.logits(states), trainee.logits(states), rtol=1e-4, atol=1e-4)
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import torch
@@ -27,11 +27,22 @@ from eagle_rt.models.weights import Checkpoint
 from eagle_rt.token_map.token_map import TokenMap, identity_map
 
 
+@dataclass(frozen=True)
+class MaskRow:
+    """What a head is fed in place of tokens and states that nobody knows yet, so that it guesses many levels in one pass: a target
+    id and a hidden state [H] (P-EAGLE; Hui et al., 2026, section 3)."""
+
+    token: int
+    hidden: Tensor
+
+
 class DraftHead(Protocol):
     """What drafting needs of a head.
 
     A head's row t is made from the token at t + 1 and the hidden state at t, has position t, and predicts the token at t + 2.
     """
+
+    mask_row: MaskRow | None
 
     @property
     def feature_layers(self) -> tuple[int, ...]: ...
@@ -64,6 +75,7 @@ class Head(CompilableLayers, ABC):
 
     def __init__(self, spec: HeadSpec, target: Decoder, lm_head: Linear) -> None:
         self.spec = spec
+        self.mask_row: MaskRow | None = None
         self.token_map = identity_map(target.spec.vocab_size)
         self._lm_head = lm_head
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from eagle_rt.kernels.rms_norm import norms_side_by_side
 from eagle_rt.models.decoder import FINAL_NORM, Decoder
-from eagle_rt.models.heads.base import EagleLayers
+from eagle_rt.models.heads.base import EagleLayers, MaskRow
 from eagle_rt.models.heads.spec import HeadSpec
 from eagle_rt.models.layers import norm, optional_norm
 from eagle_rt.models.linear import Linear, linear
@@ -27,6 +27,7 @@ class Eagle3Head(EagleLayers):
         self._hidden_norm = norm(checkpoint, "layers.0.hidden_norm", size, eps)
         self._final_norm = self._final_norm or norm(checkpoint, "norm", size, eps)  # which says that it is missing
         self._read_fusion(checkpoint, target)
+        self.mask_row = self._read_mask_row(checkpoint, target)
         token_map = read_token_map(checkpoint, spec.draft_vocab_size, target.spec.vocab_size)
         self.token_map = token_map.to(target.embedding.device)
         self._lm_head = self._read_lm_head(checkpoint, target)
@@ -56,6 +57,21 @@ class Eagle3Head(EagleLayers):
         # A head that is fed with final hidden states has nothing to fuse.
         is_fused = self.spec.feature_layers != (FINAL_NORM,) or "fc.weight" in checkpoint
         self._fuse = linear(checkpoint, "fc", self.spec.shape.hidden_size, num_parts * size) if is_fused else None
+
+    def _read_mask_row(self, checkpoint: Checkpoint, target: Decoder) -> MaskRow | None:
+        """That of a head that drafts in parallel: features of no token."""
+        if "mask_hidden" not in checkpoint:
+            return None
+        token, vocab_size = self.spec.mask_token, target.spec.vocab_size
+        if token is None or not 0 <= token < vocab_size:
+            raise ValueError(
+                f"{checkpoint.model_dir} holds a head that drafts in parallel (it has a tensor mask_hidden), but its config.json "
+                f"names {'no mask token' if token is None else f'the mask token {token}'}: set ptd_token_id to one of the "
+                f"{vocab_size} tokens that it was trained with"
+            )
+        size = len(self.spec.feature_layers) * target.spec.shape.hidden_size
+        features = checkpoint.take_vector("mask_hidden", size)
+        return MaskRow(token, self.fuse(features[None])[0])
 
     def _read_lm_head(self, checkpoint: Checkpoint, target: Decoder) -> Linear:
         size, draft_vocab_size = self.spec.shape.hidden_size, self.spec.draft_vocab_size

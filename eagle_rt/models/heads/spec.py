@@ -10,6 +10,9 @@ from eagle_rt.models.layer_shape import LayerShape, layer_shape
 from eagle_rt.models.rope import RopeSpec, rope_from_config
 from eagle_rt.models.spec import ModelSpec
 
+# What the token is called that a head is fed in place of those not known yet: by Amazon and vLLM, and by speculators.
+MASK_TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")
+
 
 @dataclass(frozen=True)
 class HeadSpec:
@@ -21,6 +24,7 @@ class HeadSpec:
     state, not to the one before. norm_output: the state that the next pass takes is normed. zero_first_embedding: the row at
     position 0 has no token. later_norm: the name of the norm before the attention of layers after the first.
     tie_word_embeddings: where there is no output layer, the head's own embeddings are it. experts: those of its layers, if any.
+    mask_token: stands for tokens that are not known yet, in a head that drafts in parallel.
     """
 
     kind: str
@@ -37,6 +41,7 @@ class HeadSpec:
     later_norm: str = "input_layernorm"
     tie_word_embeddings: bool = False
     experts: ExpertShape | None = None
+    mask_token: int | None = None
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, ...]:
@@ -108,6 +113,7 @@ def head_spec(config: dict[str, Any], target: ModelSpec, kind: str) -> HeadSpec:
         norm_output=bool(config.get("norm_output")),
         tie_word_embeddings=bool(config.get("tie_word_embeddings")),
         later_norm="input_layernorm" if config.get("layer_ids_are_inputs") else "hidden_norm",
+        mask_token=next((config[name] for name in MASK_TOKENS if config.get(name) is not None), None),
     )
 
 
