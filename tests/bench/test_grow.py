@@ -1,11 +1,13 @@
 """A grown pair computes what the small one does, in the shape of a larger one."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from engines import load_target, make_config, make_core, run, text_logits
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from eagle_rt.bench.grow.__main__ import grow
 from eagle_rt.bench.grow.in_memory import grown_models
@@ -63,6 +65,34 @@ def test_a_pair_grown_in_memory_is_the_one_on_disk(grown: Path, shape: GrownShap
     found = prepared_core(models, config)[0]
     assert run_to_end(found, PROMPTS, sampling) == run_to_end(expected, PROMPTS, sampling)
     assert found.current_metrics().accepted_per_position == expected.current_metrics().accepted_per_position
+
+
+def test_a_head_that_drafts_in_parallel_grows_alike(built_in: Path, tmp_path: Path) -> None:
+    write_parallel(built_in / "eagle3", tmp_path / "small")
+    grow(built_in / "target", tmp_path / "small", SHAPE, tmp_path / "large", torch.float32)
+    few = tuple((token, 30.0) for token in (40, 60, 80, 100, 120))  # which the head will guess
+    sampling = [SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True, logit_bias=few)] * 3
+    results = []
+    for target, head in ((built_in / "target", tmp_path / "small"), (tmp_path / "large" / "target", tmp_path / "large" / "eagle3")):
+        core = make_core(target, head, (4, 3, 12))
+        results.append((run_to_end(core, PROMPTS, sampling), core.current_metrics().accepted_per_position))
+    assert results[0] == results[1]
+    assert all(results[0][1][:2])
+
+
+def write_parallel(serial: Path, directory: Path) -> None:
+    """A head with a second layer and a mask that are random."""
+    tensors, config = load_file(serial / "model.safetensors"), read_config(serial)
+    generator, size = torch.Generator().manual_seed(1), config["hidden_size"]
+    for name, tensor in list(tensors.items()):
+        if name.startswith("midlayer.") and "hidden_norm" not in name:
+            own = tensor[:, :size] if tensor.dim() == 2 and tensor.shape[1] == 2 * size else tensor
+            noise = torch.randn(own.shape, generator=generator) * 0.05
+            tensors[name.replace("midlayer", "layers.1")] = (own + noise).to(tensor.dtype).contiguous()
+    tensors["mask_hidden"] = torch.randn(1, 1, 3 * size, generator=generator)
+    directory.mkdir()
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2, "ptd_token_id": 2}))
 
 
 def test_without_speculation_too(grown: Path, built_in: Path) -> None:

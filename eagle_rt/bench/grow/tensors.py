@@ -24,6 +24,8 @@ from eagle_rt.models.weights import Checkpoint
 CONSTANT = 1e-3
 CONSTANT_NORM, CONSTANT_LOGIT = 256.0, -16384.0
 WEIGHT_SCALE = 0.02
+# Layers whose features a head fuses.
+NUM_FEATURES = 3
 
 
 class Grower:
@@ -167,13 +169,19 @@ def grown_target(small: Checkpoint, config: dict[str, Any], shape: GrownShape) -
 
 
 def grown_head(small: Checkpoint, config: dict[str, Any], shape: GrownShape) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the large EAGLE-3 head, in float32; `small` must have the names that `head_name` gives."""
+    """The tensors of the large EAGLE-3 head, in float32, also of one that drafts in parallel; `small` must have the names that
+    `head_name` gives."""
     sizes = Sizes(layer_shape(config), large_layer_shape(shape.of_head(), config))
     grower = Grower(small, sizes)
     yield "fc.weight", grown_fusion(grower, sizes)
     yield from grower.layer("layers.0.", "midlayer.", num_parts=2)
     for name in ("input_layernorm", "hidden_norm"):
         yield f"midlayer.{name}.weight", grower.norm(f"layers.0.{name}.weight")
+    for index in range(1, config.get("num_hidden_layers") or 1):
+        yield from grower.layer(f"layers.{index}.", f"layers.{index}.")
+        yield f"layers.{index}.input_layernorm.weight", grower.norm(f"layers.{index}.input_layernorm.weight")
+    if "mask_hidden" in small:
+        yield "mask_hidden", grown_mask(small, sizes)
     yield "norm.weight", grower.norm("norm.weight", constant=CONSTANT_NORM)
     num_drafts = config.get("draft_vocab_size") or config["vocab_size"]
     if num_drafts > shape.draft_vocab_size:
@@ -189,11 +197,20 @@ def grown_head(small: Checkpoint, config: dict[str, Any], shape: GrownShape) -> 
     yield "d2t", torch.cat((known, added)) - torch.arange(shape.draft_vocab_size)
 
 
+def grown_mask(small: Checkpoint, sizes: Sizes) -> Tensor:
+    """Features that stand for none, with the constant that all features have."""
+    mask = torch.zeros(NUM_FEATURES, sizes.large.hidden_size, device=small.device)
+    size = sizes.small.hidden_size
+    mask[:, :size] = small.take_vector("mask_hidden", NUM_FEATURES * size).view(NUM_FEATURES, size)
+    mask[:, sizes.constant] = CONSTANT
+    return mask.flatten()
+
+
 def grown_fusion(grower: Grower, sizes: Sizes) -> Tensor:
     """fc: features are not normed, so that the constant is in them; it is passed on once and read by nothing else."""
-    num_parts, size = 3, sizes.large.hidden_size
-    weight = grower.reader("fc.weight", torch.arange(sizes.small.hidden_size), size, num_parts)
+    size = sizes.large.hidden_size
+    weight = grower.reader("fc.weight", torch.arange(sizes.small.hidden_size), size, NUM_FEATURES)
     weight[sizes.constant :] = 0.0
-    weight[:, [part * size + sizes.constant for part in range(num_parts)]] = 0.0
+    weight[:, [part * size + sizes.constant for part in range(NUM_FEATURES)]] = 0.0
     weight[sizes.constant, sizes.constant] = 1.0
     return weight
