@@ -242,7 +242,7 @@ class Eagle3Trainee(Trainee):
 
 
 class ParallelTrainee(Eagle3Trainee):
-    """A P-EAGLE head (Hui et al., 2026, section 3), which guesses all levels in one pass: an EAGLE-3 head that is fed, beyond the
+    """A P-EAGLE head (Hui et al., 2026), which guesses all levels in one pass: an EAGLE-3 head that is fed, beyond the
     last token that is known, with a token and a hidden state that are the same everywhere.
 
     mask_embedding: [H] the target's of that token.

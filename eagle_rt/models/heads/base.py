@@ -30,7 +30,7 @@ from eagle_rt.token_map.token_map import TokenMap, identity_map
 @dataclass(frozen=True)
 class MaskRow:
     """What a head is fed in place of tokens and states that nobody knows yet, so that it guesses many levels in one pass: a target
-    id and a hidden state [H] (P-EAGLE; Hui et al., 2026, section 3)."""
+    id and a hidden state [H] (P-EAGLE; Hui et al., 2026)."""
 
     token: int
     hidden: Tensor
