@@ -38,9 +38,12 @@ def test_trees_change_no_text(experts_dir: Path, head_dir: Path, kind: str, dtyp
     assert run(make_core(experts_dir, head_dir, (4, 3, 12), speculative_tree=kind, dtype=dtype), PROMPTS, settings) == plain
 
 
-@pytest.mark.parametrize("tree", [None, (2, 2, 4)], ids=str)
 @pytest.mark.usefixtures("on_gpu_kernels")
-@pytest.mark.parametrize("name", ["qwen3-moe", "minimax-m2", "llama4", "gemma4-moe"])
+@pytest.mark.parametrize(
+    ("name", "tree"),
+    [("qwen3-moe", None), *((name, (2, 2, 4)) for name in ("qwen3-moe", "minimax-m2", "llama4", "gemma4-moe"))],
+    ids=str,
+)
 def test_captured_steps_write_the_same_texts(
     tmp_path: Path, head_dir: Path, name: str, tree: Tree | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,10 +12,10 @@ from engines import make_core, random_prompts, run
 
 from eagle_rt.engine.params import SamplingParams
 
-PROMPTS = random_prompts(8, seed=11)
+PROMPTS = random_prompts(4, seed=11)
 SETTINGS = {
-    "greedy": [SamplingParams(temperature=0, max_new_tokens=24)] * 8,
-    "seeded": [SamplingParams(temperature=1.0, top_p=0.9, seed=index, max_new_tokens=24) for index in range(8)],
+    "greedy": [SamplingParams(temperature=0, max_new_tokens=24)] * 4,
+    "seeded": [SamplingParams(temperature=1.0, top_p=0.9, seed=index, max_new_tokens=24) for index in range(4)],
 }
 OWN_LAYERS = {
     "mtp": mtp_layouts.write_mimo,
@@ -32,7 +32,7 @@ KINDS = [
     "eagle-mapped",
     "eagle3-mapped",
 ]
-RUNS = [(1, (1, 1, 2), "none"), (1, (4, 3, 12), "none"), (8, (4, 3, 12), "none"), (8, (4, 3, 12), "int8")]
+RUNS = [(1, (1, 1, 2), "none"), (1, (4, 3, 12), "none"), (4, (4, 3, 12), "none"), (4, (4, 3, 12), "int8")]
 
 
 def pair(kind: str, target_dir: Path, tmp_path: Path) -> tuple[Path, Path | None, dict[str, Any]]:
