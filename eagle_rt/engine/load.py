@@ -230,6 +230,8 @@ def load_draft_head(config: EngineConfig, info: ModelInfo, target: Decoder, dtyp
             "--speculative-draft-model-path, the checkpoint of an EAGLE head"
         )
     notes = [f"tensors of the head that nothing uses: {', '.join(unused)}"] if unused else []
+    if head.mask_row:
+        notes.append("the head drafts in parallel: it guesses all levels in one pass")
 
     if config.speculative_aux_layers:
         layers = tuple(config.speculative_aux_layers)

@@ -9,10 +9,11 @@ from unittest.mock import patch
 import pytest
 from captured import make_captured
 from engine.test_capturable import captured_callable, watching
-from engines import Tree, make_core, random_prompts, run
+from engines import Tree, make_config, make_core, random_prompts, run
 from head_layouts import MASK_TOKEN, Written, write_head
 
 from eagle_rt.config import EngineConfig
+from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.engine.params import SamplingParams, SpeculativeParams
 
 PROMPTS = random_prompts(3, seed=4, longest=20)
@@ -85,6 +86,13 @@ def test_a_head_whose_features_were_read_long_ago(target_dir: Path, written: Wri
     monkeypatch.undo()
     run(expected, PROMPTS, SETTINGS)
     assert core.current_metrics().accepted_per_position == expected.current_metrics().accepted_per_position
+
+
+def test_one_is_told_of_it(target_dir: Path, head_dir: Path, written: Written) -> None:
+    for directory, is_parallel in ((written.directory, True), (head_dir, False)):
+        config = make_config(target_dir, directory, (3, 2, 6))
+        notes = load_models(config, model_info(config)).notes
+        assert any("drafts in parallel" in note for note in notes) == is_parallel
 
 
 @pytest.mark.parametrize(("token", "words"), [(None, "names no mask token"), (262, "names the mask token 262")])
