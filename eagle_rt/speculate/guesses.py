@@ -33,7 +33,6 @@ class Guesses:
 class Levels(Protocol):
     """Made for each draft."""
 
-    @property
     def roots(self) -> Guesses: ...
 
     def below(self, chosen: Candidates, parent_rows: Ints) -> Guesses:
@@ -64,7 +63,6 @@ class FedLevels:
         self._paths: Ints = nothing
         self._num_fed = np.zeros(len(sequences), dtype=np.int64)
 
-    @property
     def roots(self) -> Guesses:
         return self._guesses()
 
@@ -102,7 +100,6 @@ class LevelsAhead:
         self._logits, self._owners = head.logits(states.flatten(0, 1)).unflatten(0, states.shape[:2]), owners
         self._paths = np.zeros((len(owners), 0), dtype=np.int64)
 
-    @property
     def roots(self) -> Guesses:
         return Guesses(self._logits[:, 0], self._owners, np.arange(len(self._owners)), self._paths)
 

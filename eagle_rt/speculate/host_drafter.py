@@ -79,7 +79,7 @@ class HostDrafter:
         wanted = Wanted(sampling, widths, np.array([sequence.num_cached for sequence in sequences]))
         levels = self._levels(sequences, drafters)
         mark("extend")
-        newest, above = self._children(wanted, levels.roots, drafters, np.full(len(drafters), -1), None)
+        newest, above = self._children(wanted, levels.roots(), drafters, np.full(len(drafters), -1), None)
         now = time.perf_counter()
         observations = [Observation("start", len(drafters), num_missing, 1000 * (now - start))]
         is_broken = np.zeros(batch_size, dtype=np.bool_)
