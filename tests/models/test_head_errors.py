@@ -57,6 +57,7 @@ def change_tensors(head_dir: Path, **changes: torch.Tensor | None) -> None:
         ({"draft_vocab_size": 100}, r"d2t .* has shape \[160\]"),
         ({"intermediate_size": 97}, r"midlayer\.mlp\.gate_proj\.weight .* has shape \[96, 64\]"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
+        ({"dflash_config": {"mask_token_id": 5}}, r"drafter of blocks \(DFlash, DSpark\), which is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 of the head is not supported"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 90]}}, "features of layer 90"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4]}}, r"fc\.weight .* has shape \[64, 192\]"),

@@ -87,6 +87,10 @@ def load_head(head_dir: Path, target: Decoder, algorithm: str, dtype: torch.dtyp
         if wanted != "EAGLE":
             raise ValueError(f"{head_dir} holds a drafter of Gemma 4's: use --speculative-algorithm EAGLE, not {algorithm}")
         return load_assistant(head_dir, config, name, target, dtype, device)
+    if "dflash_config" in config:
+        raise ValueError(
+            f"{head_dir} holds a drafter of blocks (DFlash, DSpark), which is not supported: use an EAGLE or P-EAGLE head"
+        )
     checkpoint = Checkpoint(head_dir, dtype, device, "head", head_name)
     try:
         kind = head_kind(checkpoint)
