@@ -63,8 +63,7 @@ def find_among(row: np.ndarray, first: int, last: int, best: np.ndarray, tokens:
         best[place], tokens[place] = value, token
 
 
-# In whatever order is the fastest: drafts are only guesses.
-@njit(cache=True, fastmath={*FLAGS, "reassoc"})
+@njit(cache=True, fastmath=set(FLAGS))
 def sum_of_powers(row: np.ndarray, highest: np.float32, sharpness: np.float32) -> np.float32:
     """The sum of 2 ** (sharpness * (x - highest)), no number where one of x is none."""
     total = ZERO
