@@ -78,13 +78,14 @@ def test_requests_with_smaller_trees_beside_others(target_dir: Path, written: Wr
 
 
 def test_a_head_whose_features_were_read_long_ago(target_dir: Path, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for it when it drafts first."""
+    """Nothing waits for it when it drafts first, which shows in the first step of each text only."""
+    prompts, settings = random_prompts(24, seed=6, longest=20), [replace(SETTINGS[0], max_new_tokens=5)] * 24
     monkeypatch.setattr("eagle_rt.speculate.host_step.MOST_WAITING_ROWS", 0)
     core = make_core(target_dir, written.directory, (3, 2, 6))
-    assert run(core, PROMPTS, SETTINGS) == run(make_core(target_dir), PROMPTS, SETTINGS)
+    assert run(core, prompts, settings) == run(make_core(target_dir), prompts, settings)
     expected = make_core(target_dir, written.directory, (3, 2, 6))
     monkeypatch.undo()
-    run(expected, PROMPTS, SETTINGS)
+    run(expected, prompts, settings)
     assert core.current_metrics().accepted_per_position == expected.current_metrics().accepted_per_position
 
 
