@@ -91,8 +91,9 @@ def test_nor_does_it_of_a_model_of_fewer_bits(monkeypatch: pytest.MonkeyPatch, q
         exact = model(torch.tensor(prompts[:1])).logits[0]
         lossless.round_weights(model, quantization)
         rounded = model(torch.tensor(prompts[:1])).logits[0]
-    error = (text_logits(models.target, prompts[0]) - rounded).abs().max()
-    assert error < 0.1 * (rounded - exact).abs().max()
+    error = (text_logits(models.target, prompts[0]) - rounded).abs().mean()
+    # What is multiplied with four bits is rounded, too, ten times as finely.
+    assert error < {"int8": 0.02, "int4": 0.12}[quantization] * (rounded - exact).abs().mean()
 
 
 def test_the_gate_notices_a_wrong_token(pair: tuple, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,9 @@ from eagle_rt.kernels.cpu.product import HAS_FAST_PAIRS, MOST_ROWS, PANEL, RowWe
 from eagle_rt.kernels.cpu.rotate_and_write import rotate_and_write
 from eagle_rt.kernels.cpu.top_children import top_children
 from eagle_rt.kernels.cpu.turned_keys import BLOCK as KEYS_OF_BLOCK
-from eagle_rt.kernels.cpu.turned_keys import score_keys, softmax, turn_keys
+from eagle_rt.kernels.cpu.turned_keys import score_keys, turn_keys
 from eagle_rt.kernels.cpu.vectors import array_of, pairs_of, words_of
+from eagle_rt.kernels.cpu.wide_vectors import softmax, sum_of_powers
 from eagle_rt.kernels.gate import GEGLU, SWIGLU, Gate
 from eagle_rt.kernels.panel_product import RowProduct
 from eagle_rt.kernels.rms_norm import HeadNorms, RMSNorm, norms_side_by_side
@@ -290,3 +291,16 @@ def test_weights_of_scores(scores: list[float], most: float, place: int) -> None
     _, _, total = softmax(broken, np.float32(most))
     assert np.isnan(total)
     assert np.isnan(broken).sum() == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 15, 33, 1024, 1057, 2500])
+def test_sums_of_powers(dtype: torch.dtype, size: int) -> None:
+    logits = 4 * torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
+    highest, sharpness = np.float32(logits.max().item()), np.float32(0.7)
+    expected = torch.exp2((logits.double() - float(highest)) * float(sharpness)).sum()
+    np.testing.assert_allclose(sum_of_powers(array_of(logits), highest, sharpness), expected, rtol=3e-6)
+    for place in {0, size // 2, size - 1}:
+        broken = logits.clone()
+        broken[place] = torch.nan
+        assert np.isnan(sum_of_powers(array_of(broken), highest, sharpness))

@@ -9,8 +9,8 @@ import numpy as np
 from numba import njit, prange
 
 from eagle_rt.kernels.cpu.order import largest_order, number_in_order, order_of
-from eagle_rt.kernels.cpu.top_children import sum_of_powers
 from eagle_rt.kernels.cpu.vectors import LOG2_E, ZERO, number_of
+from eagle_rt.kernels.cpu.wide_vectors import sum_of_powers
 from eagle_rt.kernels.noise import FIRST_FACTOR, SECOND_FACTOR
 
 # Tokens whose largest logit is known, and whose random bits are made together.

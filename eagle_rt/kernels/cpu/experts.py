@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from eagle_rt.kernels.cpu.gated import gate_rows, in_float32
 from eagle_rt.kernels.cpu.multiply import Weights, multiply, weights_at
-from eagle_rt.kernels.cpu.top_children import LOWEST, find_best, sum_of_powers
+from eagle_rt.kernels.cpu.top_children import LOWEST, find_best
 from eagle_rt.kernels.cpu.vectors import LOG2_E, ONE, ZERO, exp2, number_of, sigmoid, stored_as
+from eagle_rt.kernels.cpu.wide_vectors import sum_of_powers
 from eagle_rt.kernels.experts import LEAST_TOTAL, Mixing
 from eagle_rt.kernels.gate import Gate
 

@@ -69,14 +69,12 @@ def steps_of_group(
         return largest == ZERO, ZERO, ZERO
     for size in sizes:
         factor = np.float32(size) / largest
-        most_off, least, products, squares = ZERO, ZERO, ZERO, ZERO
+        most_off, least = ZERO, ZERO
         for k in range(len(group)):
             number = number_of(group[k]) * factor
             whole = np.floor(number + HALF)
             most_off = max(most_off, abs(number - whole))
             least = min(least, whole)
-            products += whole * number_of(group[k])
-            squares += whole * whole
             wholes[k] = whole
         if most_off >= rounding:
             continue
@@ -86,6 +84,10 @@ def steps_of_group(
             place = int(wholes[k]) + own_nothing
             num_levels += 0 <= place < len(is_level) and is_level[place]
         if num_levels == len(group):
+            products, squares = ZERO, ZERO
+            for k in range(len(group)):
+                products += wholes[k] * number_of(group[k])
+                squares += wholes[k] * wholes[k]
             return True, products / squares, np.float32(own_nothing)
     return False, ZERO, ZERO
 

@@ -10,9 +10,10 @@ from numba import njit, prange
 from numpy.typing import NDArray
 from torch import Tensor
 
-from eagle_rt.kernels.cpu.turned_keys import BLOCK, score_keys, softmax, turn_keys
+from eagle_rt.kernels.cpu.turned_keys import BLOCK, score_keys, turn_keys
 from eagle_rt.kernels.cpu.two_queries import add_values, read_query, write_output
 from eagle_rt.kernels.cpu.vectors import LOG2_E, ONE
+from eagle_rt.kernels.cpu.wide_vectors import softmax
 
 # Less than anything scores: beside it what is seen has all weight.
 NO_SINK = np.float32(-1e30)

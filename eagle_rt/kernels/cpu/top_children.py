@@ -7,7 +7,8 @@ from torch import Tensor
 
 from eagle_rt.kernels.cpu.order import BLOCK, largest_order, order_of
 from eagle_rt.kernels.cpu.threads import use_torch_threads
-from eagle_rt.kernels.cpu.vectors import FLAGS, LOG2_E, ZERO, array_of, exp2, number_of
+from eagle_rt.kernels.cpu.vectors import LOG2_E, array_of, number_of
+from eagle_rt.kernels.cpu.wide_vectors import sum_of_powers
 
 LOWEST, LEAST_NUMBER = np.float32(-np.inf), np.finfo(np.float32).min
 
@@ -61,12 +62,3 @@ def find_among(row: np.ndarray, first: int, last: int, best: np.ndarray, tokens:
             best[place], tokens[place] = best[place - 1], tokens[place - 1]
             place -= 1
         best[place], tokens[place] = value, token
-
-
-@njit(cache=True, fastmath=set(FLAGS))
-def sum_of_powers(row: np.ndarray, highest: np.float32, sharpness: np.float32) -> np.float32:
-    """The sum of 2 ** (sharpness * (x - highest)), no number where one of x is none."""
-    total = ZERO
-    for place in range(len(row)):  # over elements it would be one by one
-        total += exp2((number_of(row[place]) - highest) * sharpness)
-    return total

@@ -20,8 +20,9 @@ ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 LOG2_E = np.float32(1 / math.log(2))
 # 2 ** x for |x| <= 1/2: Taylor's series up to the sixth power, within 1e-7.
 POWERS = C1, C2, C3, C4, C5, C6 = tuple(np.float32(math.log(2) ** n / math.factorial(n)) for n in range(1, 7))
-# Sums in any order; what is not a number stays so.
-FLAGS = ("reassoc", "contract", "nsz", "arcp")
+# What is not a number stays so, and sums keep their order: a function is compiled into every other one that calls it, in each of
+# them another order may be the fastest, and which of these a process takes depends on whether it compiles them or finds them kept.
+FLAGS = ("contract", "nsz")
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 
 
