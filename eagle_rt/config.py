@@ -4,7 +4,7 @@ import argparse
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-ALGORITHMS = ("EAGLE3", "EAGLE", "NEXTN", "NGRAM")
+ALGORITHMS = ("EAGLE3", "EAGLE", "DFLASH", "NEXTN", "NGRAM")
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 QUANTIZATIONS = ("none", "int8", "int4")
@@ -61,7 +61,7 @@ class EngineConfig:
 
     speculative_algorithm: str | None = option(
         "speculation",
-        "EAGLE3 and EAGLE (1 and 2) draft with a head; EAGLE without one, or NEXTN, drafts with the target's own "
+        "EAGLE3, EAGLE (1 and 2) and DFLASH draft with a head; EAGLE without one, or NEXTN, drafts with the target's own "
         "multi-token-prediction layer. NGRAM drafts what the text has said before, with no head at all. FILE.py:CLASS or "
         "MODULE:CLASS: a class of your own drafts. Unset: one token a step.",
         None,
@@ -79,7 +79,10 @@ class EngineConfig:
         choices=["auto", "none", "int8"],
     )
     speculative_num_steps: int | None = option(
-        "speculation", "Depth of the head's draft tree. Each level is one pass of the head.", None, type=int
+        "speculation",
+        "Depth of the head's draft tree. Each level is one pass of the head, or all levels are, if it drafts in parallel.",
+        None,
+        type=int,
     )
     speculative_eagle_topk: int | None = option(
         "speculation", "Children drafted per node, and nodes expanded per level. 1 drafts a chain.", None, type=int
@@ -99,7 +102,7 @@ class EngineConfig:
     )
     speculative_aux_layers: tuple[int, ...] | None = option(
         "speculation",
-        "Target layers whose input an EAGLE3 head is fed with, low to high, instead of what its config says.",
+        "Target layers whose input an EAGLE3 or DFLASH head is fed with, low to high, instead of what its config says.",
         None,
         type=int,
         nargs="+",

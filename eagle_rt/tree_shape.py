@@ -30,8 +30,9 @@ class TreeShape:
 
     @property
     def num_scratch_rows(self) -> int:
-        """Cache rows that a request needs past its text: the tree itself, or the head's beams, whichever is more."""
-        return max(self.num_nodes, self.top_k * (self.num_steps - 1))
+        """Cache rows that a request needs past its text: the tree itself, or what the head is fed to guess it, its beams or the
+        root and a mask for each level, whichever is the most."""
+        return max(self.num_nodes, self.num_steps + 1, self.top_k * (self.num_steps - 1))
 
     @property
     def numbers(self) -> dict[str, int]:

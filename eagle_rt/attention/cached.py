@@ -1,6 +1,6 @@
 """Attention over the cache as layers call it, openly or behind an operator that a compiler does not look into."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -41,11 +41,14 @@ class CachedAttention:
         return self._backend.run(queries, layer, self._plan, window, sinks)
 
 
-_current: list[CachedAttention] = []
+# As layers call it.
+Attend = Callable[[int, Tensor, Tensor | None, int | None, Tensor | None], Tensor]
+
+_current: list[Attend] = []
 
 
 @contextmanager
-def attending(attention: CachedAttention) -> Iterator[None]:
+def attending(attention: Attend) -> Iterator[None]:
     """Within this, `opaque_attend` is `attention`."""
     _current.append(attention)
     try:

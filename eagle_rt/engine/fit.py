@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.attention.reference import ReferenceAttention
+from eagle_rt.batch import Batch, HostMask, HostRows
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.assemble import make_core
@@ -24,7 +26,7 @@ from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.decoder import FINAL_NORM
 from eagle_rt.models.heads.base import Head
-from eagle_rt.models.heads.spec import default_feature_layers
+from eagle_rt.models.heads.spec import BlockSpec, default_feature_layers
 from eagle_rt.models.reading import read_texts, text_batch, text_pool
 from eagle_rt.models.spec import ModelSpec
 from eagle_rt.models.tokenizer import question_tokens
@@ -44,6 +46,8 @@ PROMPTS = (
 SIGNIFICANT = 4.0
 # A head that is right less than so many times as often as it is with hidden states from elsewhere was not made for this target.
 BLIND_RATIO = 1.5
+# Rows of the blocks that show how well a DFLASH head guesses the first of them.
+MOST_IN_A_BLOCK = 4
 # Logits over a large vocabulary are made for so many rows at a time.
 ROWS_AT_ONCE = 256
 # Fewer of the target's tokens than this in the draft vocabulary: it was counted on other text, or with another tokenizer.
@@ -124,9 +128,10 @@ def other_conventions(head: Head, target: ModelSpec) -> Iterator[Convention]:
     spec = head.spec
     if spec.kind == "ASSISTANT":
         return
-    order = "hidden state before the embedding" if spec.embedding_first else "embedding before the hidden state"
-    swap = "its fc (or attention) weights have the hidden state before the embedding: swap their halves"
-    yield Convention(order, {"embedding_first": not spec.embedding_first}, swap)
+    if spec.kind != "DFLASH":
+        order = "hidden state before the embedding" if spec.embedding_first else "embedding before the hidden state"
+        swap = "its fc (or attention) weights have the hidden state before the embedding: swap their halves"
+        yield Convention(order, {"embedding_first": not spec.embedding_first}, swap)
     for theta in dict.fromkeys((target.rope.theta, 10000.0, 500000.0, 1000000.0)):
         if theta != spec.rope.theta:
             remedy = f"set rope_theta to {theta:g} in the head's config.json"
@@ -208,18 +213,49 @@ class FitProbe:
     def guesses(self, head: Head, *, blind: bool = False) -> tuple[Tensor, Tensor]:
         """([R] bool: the head's favourite is the target's; [R] the log-probability that the head gives to the target's favourite,
         0 where it cannot draft that at all). blind: with the hidden states of other places in the texts."""
-        pool = text_pool(self._batch, head.rows, self._target.embedding) if head.rows else self._read_pool
         features = self._features_of(head.feature_layers)
         hidden = head.fuse(features.roll(len(features) // 2, dims=0) if blind else features)
-        states = head.forward(self._next_tokens, hidden, self._batch, pool, ReferenceAttention(hidden.dtype))
+        states = self._states_by_blocks(head, hidden, head.block) if head.block else self._states(head, hidden)
         target_ids = head.token_map.target_ids
         hits, log_probs = [], []
-        for rows, labels in zip(self._rows.split(ROWS_AT_ONCE), self.labels.split(ROWS_AT_ONCE), strict=True):
-            logits = head.logits(states[rows]).float()
+        for own, labels in zip(states.split(ROWS_AT_ONCE), self.labels.split(ROWS_AT_ONCE), strict=True):
+            logits = head.logits(own).float()
             hits.append(target_ids[logits.argmax(dim=-1)] == labels)
             is_label = target_ids == labels[:, None]
             log_probs.append(torch.where(is_label, logits.log_softmax(dim=-1), 0.0).sum(dim=-1))
         return torch.cat(hits), torch.cat(log_probs)
+
+    def _states(self, head: Head, hidden: Tensor) -> Tensor:
+        """[R, H] after the counted rows."""
+        pool = text_pool(self._batch, head.rows, self._target.embedding) if head.rows else self._read_pool
+        return head.forward(self._next_tokens, hidden, self._batch, pool, ReferenceAttention(hidden.dtype))[self._rows]
+
+    def _states_by_blocks(self, head: Head, hidden: Tensor, block: BlockSpec) -> Tensor:
+        """[R, H] of the first masks after the tokens that counted rows are made from, each with a block of its own."""
+        size, num_rows, device = min(MOST_IN_A_BLOCK, block.size), len(self._batch.tokens), self._rows.device
+        pool = KVPool(head.rows, num_rows + size * ROWS_AT_ONCE, self._target.embedding.dtype, str(device))
+        backend, states = ReferenceAttention(hidden.dtype), []
+        head.forward(self._next_tokens, hidden, self._batch, pool, backend)
+        for rows in self._rows.split(ROWS_AT_ONCE):
+            scratch = num_rows + np.arange(size * len(rows)).reshape(-1, size)
+            firsts = np.array(self._batch.query_starts)
+            firsts = firsts[np.searchsorted(firsts, rows.cpu(), side="right") - 1]
+            slots = [
+                np.append(np.arange(first, row + 1), own) for first, row, own in zip(firsts, rows.tolist(), scratch, strict=True)
+            ]
+            tokens = torch.full((len(rows), size), block.mask_token, device=device)
+            tokens[:, 0] = self._next_tokens[rows]
+            ends = torch.tensor([len(own) - size for own in slots], device=device)
+            batch = Batch(
+                tokens=tokens.flatten(),
+                positions=(ends[:, None] + torch.arange(size, device=device)).flatten(),
+                slots=torch.as_tensor(scratch.ravel(), device=device),
+                query_starts=tuple(range(0, size * len(rows) + 1, size)),
+                rows=HostRows(tuple(map(len, slots)), tuple(slots)),
+                tree_mask=HostMask(np.ones((size * len(rows), size), dtype=np.bool_), (size,) * len(rows)),
+            )
+            states.append(head.guess_block(batch.tokens, batch, pool, backend).unflatten(0, (-1, size))[:, 1])
+        return torch.cat(states)
 
     def _blind_acceptance(self, head: Head) -> float:
         return float(self.guesses(head, blind=True)[0].float().mean())

@@ -82,7 +82,7 @@ def head_dir(config: EngineConfig) -> Path | None:
     if config.drafts_with_own_layers:
         return None
     algorithm = config.speculative_algorithm
-    if config.model_path is None and algorithm:
+    if config.model_path is None and algorithm in BUILT_IN_HEADS:
         return BUILT_IN / BUILT_IN_HEADS[algorithm]
     raise ValueError(f"--speculative-algorithm {algorithm} needs --speculative-draft-model-path, the checkpoint of its head")
 
@@ -230,12 +230,12 @@ def load_draft_head(config: EngineConfig, info: ModelInfo, target: Decoder, dtyp
             "--speculative-draft-model-path, the checkpoint of an EAGLE head"
         )
     notes = [f"tensors of the head that nothing uses: {', '.join(unused)}"] if unused else []
-    if head.mask_row:
+    if head.mask_row or head.block:
         notes.append("the head drafts in parallel: it guesses all levels in one pass")
 
     if config.speculative_aux_layers:
         layers = tuple(config.speculative_aux_layers)
-        if head.spec.kind != "EAGLE3" or len(layers) != len(head.feature_layers):
+        if head.spec.kind not in ("EAGLE3", "DFLASH") or len(layers) != len(head.feature_layers):
             raise ValueError(
                 f"--speculative-aux-layers names {len(layers)} layers, but this {head.spec.kind} head takes the features of "
                 f"{len(head.feature_layers)}, by default {head.feature_layers}"

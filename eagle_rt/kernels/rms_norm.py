@@ -13,11 +13,12 @@ class RMSNorm:
     """x / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32 (Zhang and Sennrich, 2019).
 
     With the length |x| = sqrt(sum(x^2)) this is x / hypot(|x|, sqrt(size * eps)) * (sqrt(size) * weight): four operations, where
-    the formula as it stands takes eight, each of which costs a CPU as much as a small matrix product.
+    the formula as it stands takes eight, each of which costs a CPU as much as a small matrix product. weight: [size], or for x of
+    more axes what fits the last of them.
     """
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        size = weight.shape[0]
+        size = weight.shape[-1]
         self.weight, self.eps = weight, eps
         self._scaled_weight = weight.float() * math.sqrt(size)
         self._floor = torch.tensor(math.sqrt(size * eps), device=weight.device)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle_rt.attention.cached import CachedAttention, attending, opaque_attend
+from eagle_rt.attention.cached import Attend, attending, opaque_attend
 
 
 class CompiledPass:
@@ -32,7 +32,7 @@ class CompiledPass:
     def row_counts(self) -> list[int]:
         return sorted(self._compiled)
 
-    def __call__(self, tokens: Tensor, positions: Tensor, attention: CachedAttention, *rest: Any) -> Any:
+    def __call__(self, tokens: Tensor, positions: Tensor, attention: Attend, *rest: Any) -> Any:
         num_rows = len(tokens)
         function = self._compiled.get(num_rows)
         if function:
@@ -58,7 +58,7 @@ class CompilableLayers:
         self._compiled.add(row_counts)
         return self._compiled
 
-    def _run(self, tokens: Tensor, positions: Tensor, attention: CachedAttention, *rest: Any) -> Any:
+    def _run(self, tokens: Tensor, positions: Tensor, attention: Attend, *rest: Any) -> Any:
         return (self._compiled or self._layers)(tokens, positions, attention, *rest)
 
 

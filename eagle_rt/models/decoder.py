@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eagle_rt.attention.base import AttentionBackend
-from eagle_rt.attention.cached import CachedAttention
+from eagle_rt.attention.cached import Attend, CachedAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.memories import Memories
 from eagle_rt.cache.pool import KVPool
@@ -23,7 +23,7 @@ from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.layer_inputs import LayerInput, LayerInputs
 from eagle_rt.models.layers import Block, norm
 from eagle_rt.models.linear import Linear, linear
-from eagle_rt.models.pass_context import Attend, PassContext, pass_context
+from eagle_rt.models.pass_context import PassContext, pass_context
 from eagle_rt.models.quantized import open_checkpoint
 from eagle_rt.models.rearranged import RearrangedCheckpoint, own_name
 from eagle_rt.models.rope import Rope

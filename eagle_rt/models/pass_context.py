@@ -1,18 +1,15 @@
 """What the layers of one pass share."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from eagle_rt.attention.cached import CachedAttention
+from eagle_rt.attention.cached import Attend, CachedAttention
 from eagle_rt.attention.recurrence import CachedRecurrence
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels import dispatch
 from eagle_rt.kernels.whole_pass import Angles, ByWindow, WholePass, whole_pass
 from eagle_rt.models.rope import Rope
-
-Attend = Callable[[int, Tensor, Tensor | None, int | None, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class TreeDrafter:
             return root_only(sequences.root_tokens)
         top_k, num_levels, token_map, operations = self.tree.top_k, self.tree.num_steps - 1, self.head.token_map, self._operations
         states = self._states[sequences.state_rows][:, None]
-        ahead = self._logits_ahead(states, sequences, self.head.mask_row) if self.head.mask_row else None
+        ahead = self._logits_ahead(states, sequences)
         depths = torch.arange(num_levels + 1, device=states.device)[:, None, None].expand(-1, -1, top_k)
         positions = sequences.positions_at(depths)  # [L + 1, B, K]
         noise = self._noise(sequences, sequences.positions[:, None])
@@ -113,16 +113,33 @@ class TreeDrafter:
         """[B, Q, W] after states [B, Q, H]."""
         return self.head.logits(states.flatten(0, 1)).unflatten(0, states.shape[:2])
 
-    def _logits_ahead(self, states: Tensor, sequences: DecodeSequences, mask_row: MaskRow) -> Tensor:
-        """[B, D, W] after every level of trees whose roots have states [B, 1, H], whatever is drafted: by one pass over a row for
-        each level but the first."""
-        count = (sequences.batch_size, self.tree.num_steps - 1)
-        if count[1]:
-            steps = torch.arange(count[1], device=states.device)
-            tokens, hidden = torch.full(count, mask_row.token, device=states.device), mask_row.hidden.expand(*count, -1)
-            batch = sequences.scratch_batch(tokens, sequences.positions_at(steps), 0, tree_mask=None)
-            states = torch.cat((states, self._states_after(hidden, batch)), dim=1)
+    def _logits_ahead(self, states: Tensor, sequences: DecodeSequences) -> Tensor | None:
+        """[B, D, W] after every level of trees whose roots have states [B, 1, H], whatever is drafted, of a head that drafts in
+        parallel."""
+        if self.head.block:
+            return self._logits(self._guess_blocks(sequences, self.head.block.mask_token))
+        if not self.head.mask_row:
+            return None
+        if self.tree.num_steps > 1:
+            states = torch.cat((states, self._masked_states(sequences, self.head.mask_row)), dim=1)
         return self._logits(states)
+
+    def _masked_states(self, sequences: DecodeSequences, mask_row: MaskRow) -> Tensor:
+        """[B, D - 1, H] of all levels but the first, by one pass over a row for each."""
+        count, device = (sequences.batch_size, self.tree.num_steps - 1), self.pool.device
+        tokens, hidden = torch.full(count, mask_row.token, device=device), mask_row.hidden.expand(*count, -1)
+        positions = sequences.positions_at(torch.arange(count[1], device=device))
+        return self._states_after(hidden, sequences.scratch_batch(tokens, positions, 0, tree_mask=None))
+
+    def _guess_blocks(self, sequences: DecodeSequences, mask_token: int) -> Tensor:
+        """[B, D, H] of all levels, by one pass over the root and a mask for each."""
+        batch_size, size, device = sequences.batch_size, self.tree.num_steps + 1, self.pool.device
+        masks = torch.full((batch_size, size - 1), mask_token, device=device)
+        tokens = torch.cat((sequences.root_tokens[:, None], masks), dim=1)
+        visible = self._operations.packed(torch.ones(size, size, dtype=torch.bool, device=device))
+        mask = self._operations.beam_mask(visible.repeat(batch_size, 1, 1), size)
+        batch = sequences.scratch_batch(tokens, sequences.positions_at(torch.arange(size, device=device)), 0, mask)
+        return self.head.guess_block(batch.tokens, batch, self.pool, self._backend).unflatten(0, (batch_size, size))[:, 1:]
 
     def _judged(self, logits: Tensor, sequences: DecodeSequences, paths: Tensor) -> Tensor:
         """Logits [B, Q, W] after nodes that these tokens [B, Q, D] lead to, as the target will look at its own."""

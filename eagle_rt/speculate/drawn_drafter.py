@@ -76,7 +76,7 @@ class DrawnTreeDrafter(TreeDrafter):
         tokens = [sequences.root_tokens[:, None]]
         scores = [torch.zeros_like(tokens[0], dtype=torch.float32)]
         states, row_scores = self._states[sequences.state_rows][:, None], scores[0]
-        ahead = self._logits_ahead(states, sequences, self.head.mask_row) if self.head.mask_row else None
+        ahead = self._logits_ahead(states, sequences)
         logits = self._logits(states) if ahead is None else ahead[:, :1]
         paths, num_rows = tokens[0][:, :, None][:, :, :0], 0
         for depth, level in enumerate(self._levels):

@@ -21,7 +21,7 @@ from eagle_rt.speculate.guesses import FedLevels, Guesses, Levels, LevelsAhead
 from eagle_rt.speculate.head_rows import HeadRowsBook
 from eagle_rt.speculate.policy import DraftPlan, bounds_of
 from eagle_rt.speculate.sampler import SamplingBatch, coupled_logits
-from eagle_rt.speculate.sequences import HostSequence
+from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
 from eagle_rt.tree.expand import top_children
 
 
@@ -101,14 +101,28 @@ class HostDrafter:
     def _levels(self, sequences: list[HostSequence], owners: Ints) -> Levels:
         """Of those sequences that draft, after their heads have read on."""
         drafting = [sequences[owner] for owner in owners.tolist()]
+        num_steps = max(sequence.bounds.num_steps for sequence in drafting if sequence.bounds)
+        if self.head.block:
+            self.catch_up(drafting)
+            return LevelsAhead(self.head, owners, self._guess_blocks(drafting, num_steps, self.head.block.mask_token))
         if self.head.mask_row:
-            num_masked = max(sequence.bounds.num_steps for sequence in drafting if sequence.bounds) - 1
-            states = self._read_on(drafting, num_masked) if num_masked else self.catch_up(drafting)[:, None]
+            states = self._read_on(drafting, num_steps - 1) if num_steps > 1 else self.catch_up(drafting)[:, None]
             return LevelsAhead(self.head, owners, states)
         return FedLevels(self.head, sequences, owners, self.catch_up(drafting), self._forward)
 
     def _forward(self, tokens: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
         return self.head.forward(tokens, hidden, batch, self.pool, self._backend)
+
+    def _guess_blocks(self, sequences: Sequence[HostSequence], num_steps: int, mask_token: int) -> Tensor:
+        """The states [S, num_steps, H] of what stands after each text, of a head that has read it."""
+        count, size = len(sequences), num_steps + 1
+        tokens = np.full((count, size), mask_token)
+        tokens[:, 0] = [sequence.text[-1] for sequence in sequences]
+        places, visible = np.tile(np.arange(size), count), np.ones((count * size, size), dtype=np.bool_)
+        counts, device = [size] * count, self.pool.device
+        batch = packed_scratch_batch(sequences, counts, counts, tokens.ravel(), places, places, visible, device)
+        states = self.head.guess_block(batch.tokens, batch, self.pool, self._backend)
+        return states.unflatten(0, (count, size))[:, 1:]
 
     def _read_on(self, sequences: Sequence[HostSequence], num_masked: int = 0) -> Tensor:
         """Read what waits for the head, and after that num_masked rows each in place of what is not known yet: the states

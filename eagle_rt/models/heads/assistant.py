@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eagle_rt.attention.base import AttentionBackend
-from eagle_rt.attention.cached import CachedAttention
+from eagle_rt.attention.cached import Attend, CachedAttention
 from eagle_rt.batch import Batch, HostMask, HostRows, MaskWords, to_device
 from eagle_rt.cache.pool import KVPool, RowShape
 from eagle_rt.models.decoder import FINAL_NORM, Decoder
@@ -20,7 +20,6 @@ from eagle_rt.models.heads.base import Head
 from eagle_rt.models.heads.spec import HeadSpec
 from eagle_rt.models.layer_shape import LayerShape
 from eagle_rt.models.linear import linear
-from eagle_rt.models.pass_context import Attend
 from eagle_rt.models.rearranged import RearrangedCheckpoint, own_name
 from eagle_rt.models.spec import ModelSpec, model_spec
 from eagle_rt.models.weights import Checkpoint

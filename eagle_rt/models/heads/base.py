@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eagle_rt.attention.base import AttentionBackend
-from eagle_rt.attention.cached import CachedAttention
+from eagle_rt.attention.cached import Attend, CachedAttention
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool, RowShape
 from eagle_rt.kernels.embed import embed
@@ -17,11 +17,11 @@ from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.whole_pass import StackedLayers, layer_stack
 from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.decoder import Decoder
-from eagle_rt.models.heads.spec import HeadSpec
+from eagle_rt.models.heads.spec import BlockSpec, HeadSpec
 from eagle_rt.models.layer_shape import LayerShape
 from eagle_rt.models.layers import Block, norm, optional_norm
 from eagle_rt.models.linear import Linear
-from eagle_rt.models.pass_context import Attend, pass_context
+from eagle_rt.models.pass_context import pass_context
 from eagle_rt.models.rope import Rope
 from eagle_rt.models.weights import Checkpoint
 from eagle_rt.token_map.token_map import TokenMap, identity_map
@@ -39,11 +39,14 @@ class MaskRow:
 class DraftHead(Protocol):
     """What drafting needs of a head.
 
-    A head's row t is made from the token at t + 1 and the hidden state at t, has position t, and predicts the token at t + 2.
+    A head's row t is made from the token at t + 1 and the hidden state at t, has position t, and predicts the token at t + 2. A
+    head with a `block` makes its rows of hidden states alone, predicts nothing by them, and guesses by `guess_block`.
     """
 
     mask_row: MaskRow | None
 
+    @property
+    def block(self) -> BlockSpec | None: ...
     @property
     def feature_layers(self) -> tuple[int, ...]: ...
     @property
@@ -68,6 +71,11 @@ class DraftHead(Protocol):
         """States [R, H] to [R, W] over the draft vocabulary."""
         ...
 
+    def guess_block(self, tokens: Tensor, batch: Batch, pool: KVPool, backend: AttentionBackend) -> Tensor:
+        """One pass over blocks of the last certain token of a text and masks in place of those that follow, target ids [T]: states
+        [T, H] of what stands in each of these places. batch: its tree mask lets the rows of a block see all of it."""
+        ...
+
 
 class Head(CompilableLayers, ABC):
     """What a head goes by stands in `spec`; weights are fixed at construction. Kinds differ in `_layers`, a pass over tokens [T],
@@ -78,6 +86,10 @@ class Head(CompilableLayers, ABC):
         self.mask_row: MaskRow | None = None
         self.token_map = identity_map(target.spec.vocab_size)
         self._lm_head = lm_head
+
+    @property
+    def block(self) -> BlockSpec | None:
+        return self.spec.block
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -141,6 +153,24 @@ class Head(CompilableLayers, ABC):
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor: ...
 
+    def guess_block(self, tokens: Tensor, batch: Batch, pool: KVPool, backend: AttentionBackend) -> Tensor:
+        raise NotImplementedError(f"a head of kind {self.spec.kind} guesses no blocks")
+
+    def _own_embedding(self, checkpoint: Checkpoint, target: Decoder) -> Tensor:
+        """[V, H] its own, or the target's where it has none.
+
+        Raises:
+            ValueError: it has none, and the target's are of another size.
+        """
+        size, target_size = self.spec.shape.hidden_size, target.spec.shape.hidden_size
+        own = checkpoint.take_optional("embed_tokens.weight", (target.spec.vocab_size, size))
+        if own is None and size != target_size:
+            raise ValueError(
+                f"the head's hidden_size is {size} and the target's {target_size}, so the head cannot use the target's embeddings, "
+                f"and {checkpoint.model_dir} holds none: this head was made for another target"
+            )
+        return target.embedding if own is None else own
+
 
 class EagleLayers(Head):
     """A head of one or a few decoder layers. Kinds differ in how token and hidden state enter the first of them; `_fuse` is what
@@ -148,15 +178,9 @@ class EagleLayers(Head):
 
     def __init__(self, checkpoint: Checkpoint, spec: HeadSpec, target: Decoder, first_input_size: int) -> None:
         shape = spec.shape
-        vocab_size, size, eps = target.spec.vocab_size, shape.hidden_size, shape.rms_norm_eps
+        size, eps = shape.hidden_size, shape.rms_norm_eps
         super().__init__(spec, target, target.lm_head)
-        own_embedding = checkpoint.take_optional("embed_tokens.weight", (vocab_size, size))
-        if own_embedding is None and size != target.spec.shape.hidden_size:
-            raise ValueError(
-                f"the head's hidden_size is {size} and the target's {target.spec.shape.hidden_size}, so the head cannot use the "
-                f"target's embeddings, and {checkpoint.model_dir} holds none: this head was made for another target"
-            )
-        self._embedding = target.embedding if own_embedding is None else own_embedding
+        self._embedding = self._own_embedding(checkpoint, target)
         self._blocks = [
             Block(checkpoint, f"layers.{index}", shape, size if index else first_input_size, experts=spec.experts)
             for index in range(spec.num_layers)

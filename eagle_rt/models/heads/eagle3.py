@@ -30,7 +30,7 @@ class Eagle3Head(EagleLayers):
         self.mask_row = self._read_mask_row(checkpoint, target)
         token_map = read_token_map(checkpoint, spec.draft_vocab_size, target.spec.vocab_size)
         self.token_map = token_map.to(target.embedding.device)
-        self._lm_head = self._read_lm_head(checkpoint, target)
+        self._lm_head = read_lm_head(checkpoint, spec, self._embedding, target)
 
     def fuse(self, features: Tensor) -> Tensor:
         if self._layer_norms:
@@ -73,19 +73,24 @@ class Eagle3Head(EagleLayers):
         features = checkpoint.take_vector("mask_hidden", size)
         return MaskRow(token, self.fuse(features[None])[0])
 
-    def _read_lm_head(self, checkpoint: Checkpoint, target: Decoder) -> Linear:
-        size, draft_vocab_size = self.spec.shape.hidden_size, self.spec.draft_vocab_size
-        if "lm_head.weight" in checkpoint:
-            return linear(checkpoint, "lm_head", draft_vocab_size, size)
-        is_tied = self.spec.tie_word_embeddings and self._embedding is not target.embedding
-        if "d2t" not in checkpoint and is_tied:
-            return Linear(self._embedding)
-        if "d2t" in checkpoint or size != target.spec.shape.hidden_size:
-            raise ValueError(
-                f"tensor lm_head.weight is missing from the checkpoint in {checkpoint.model_dir}, and the target's output layer "
-                f"cannot take its place: it has {target.spec.vocab_size} rows of {target.spec.shape.hidden_size}"
-            )
-        return target.lm_head
+
+def read_lm_head(checkpoint: Checkpoint, spec: HeadSpec, embedding: Tensor, target: Decoder) -> Linear:
+    """The head's own output layer, or its embeddings or the target's layer where it has none.
+
+    Raises:
+        ValueError: it has none, and the target's does not fit.
+    """
+    size = spec.shape.hidden_size
+    if "lm_head.weight" in checkpoint:
+        return linear(checkpoint, "lm_head", spec.draft_vocab_size, size)
+    if "d2t" not in checkpoint and spec.tie_word_embeddings and embedding is not target.embedding:
+        return Linear(embedding)
+    if "d2t" in checkpoint or size != target.spec.shape.hidden_size:
+        raise ValueError(
+            f"tensor lm_head.weight is missing from the checkpoint in {checkpoint.model_dir}, and the target's output layer "
+            f"cannot take its place: it has {target.spec.vocab_size} rows of {target.spec.shape.hidden_size}"
+        )
+    return target.lm_head
 
 
 def read_token_map(checkpoint: Checkpoint, draft_vocab_size: int, target_vocab_size: int) -> TokenMap:

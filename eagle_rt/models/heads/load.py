@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,6 +11,7 @@ from eagle_rt.models.experts import expert_name
 from eagle_rt.models.families import HYBRIDS, NEXTN, architecture_of
 from eagle_rt.models.heads.assistant import ASSISTANTS, load_assistant
 from eagle_rt.models.heads.base import Head
+from eagle_rt.models.heads.dflash import DFlashHead
 from eagle_rt.models.heads.eagle import EagleHead
 from eagle_rt.models.heads.eagle3 import Eagle3Head
 from eagle_rt.models.heads.spec import head_spec, mtp_spec
@@ -38,6 +40,9 @@ MTP_NAMES = {
 }
 
 
+HEADS = {"EAGLE": EagleHead, "EAGLE3": Eagle3Head, "DFLASH": DFlashHead}
+
+
 def head_name(stored: str) -> str:
     for pattern, name in HEAD_NAMES.items():
         stored = re.sub(pattern, name, stored)
@@ -62,8 +67,10 @@ def mtp_name(stored: str, target: ModelSpec) -> str | None:
     return expert_name(name) or None
 
 
-def head_kind(checkpoint: Checkpoint) -> str:
+def head_kind(checkpoint: Checkpoint, config: dict[str, Any]) -> str:
     """Raises ValueError if this is no head at all."""
+    if "dflash_config" in config or config.get("speculators_model_type") == "dflash":
+        return "DFLASH"
     if "layers.0.hidden_norm.weight" in checkpoint:
         return "EAGLE3"
     if "fc.weight" in checkpoint:
@@ -87,17 +94,12 @@ def load_head(head_dir: Path, target: Decoder, algorithm: str, dtype: torch.dtyp
         if wanted != "EAGLE":
             raise ValueError(f"{head_dir} holds a drafter of Gemma 4's: use --speculative-algorithm EAGLE, not {algorithm}")
         return load_assistant(head_dir, config, name, target, dtype, device)
-    if "dflash_config" in config:
-        raise ValueError(
-            f"{head_dir} holds a drafter of blocks (DFlash, DSpark), which is not supported: use an EAGLE or P-EAGLE head"
-        )
     checkpoint = Checkpoint(head_dir, dtype, device, "head", head_name)
     try:
-        kind = head_kind(checkpoint)
+        kind = head_kind(checkpoint, config)
         if kind != wanted:
-            raise ValueError(f"{head_dir} holds an {kind} head: use --speculative-algorithm {kind}, not {algorithm}")
-        head_class = Eagle3Head if kind == "EAGLE3" else EagleHead
-        head = head_class(checkpoint, head_spec(config, target.spec, kind), target)
+            raise ValueError(f"{head_dir} holds a head of kind {kind}: use --speculative-algorithm {kind}, not {algorithm}")
+        head = HEADS[kind](checkpoint, head_spec(config, target.spec, kind), target)
     finally:
         unused = checkpoint.finish()
     head.join_layers()

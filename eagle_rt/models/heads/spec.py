@@ -15,16 +15,36 @@ MASK_TOKENS = ("ptd_token_id", "pard_token", "mask_token_id")
 
 
 @dataclass(frozen=True)
+class BlockSpec:
+    """How a DFlash head guesses.
+
+    mask_token: stands for each token that is to be guessed. size: of the blocks that it was trained with, of which the first token
+    is known. windows: per layer, how far back it sees, or None. causal_within, causal_without: whether rows of a block see only
+    those before them, in layers with a window and in those without one. embedding_scale: what embeddings are multiplied with.
+    logit_scale, logit_cap: what logits are, and the tanh that then holds them between -cap and cap.
+    """
+
+    mask_token: int
+    size: int
+    windows: tuple[int | None, ...]
+    causal_within: bool
+    causal_without: bool
+    embedding_scale: float
+    logit_scale: float
+    logit_cap: float | None
+
+
+@dataclass(frozen=True)
 class HeadSpec:
     """How to read a head's weights.
 
-    kind: EAGLE3, EAGLE (1 and 2, whose weights are alike), MTP or ASSISTANT. context_length: what `dynamic` angles stretch to.
-    feature_layers: target layers whose input the head is fed with, or FINAL_NORM. embedding_first: the token's embedding stands
+    kind: EAGLE3, EAGLE (1 and 2, whose weights are alike), DFLASH, MTP or ASSISTANT. context_length: what `dynamic` angles stretch
+    to. feature_layers: target layers whose input the head is fed with, or FINAL_NORM. embedding_first: the token's embedding stands
     before the hidden state where both are put side by side. norm_before_residual: an EAGLE-3 head adds to the normed hidden
     state, not to the one before. norm_output: the state that the next pass takes is normed. zero_first_embedding: the row at
     position 0 has no token. later_norm: the name of the norm before the attention of layers after the first.
     tie_word_embeddings: where there is no output layer, the head's own embeddings are it. experts: those of its layers, if any.
-    mask_token: stands for tokens that are not known yet, in a head that drafts in parallel.
+    mask_token: stands for tokens that are not known yet, in an EAGLE-3 head that drafts in parallel. block: of a DFLASH head.
     """
 
     kind: str
@@ -42,6 +62,7 @@ class HeadSpec:
     tie_word_embeddings: bool = False
     experts: ExpertShape | None = None
     mask_token: int | None = None
+    block: BlockSpec | None = None
 
 
 def default_feature_layers(num_layers: int) -> tuple[int, ...]:
@@ -72,7 +93,7 @@ def flat_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def head_spec(config: dict[str, Any], target: ModelSpec, kind: str) -> HeadSpec:
     """Raises ValueError where the config lacks something or contradicts the target's."""
-    config = flat_config(config)
+    is_nested, config = "transformer_layer_config" in config, flat_config(config)
     try:
         shape = layer_shape(config)
         vocab_size = config["vocab_size"]
@@ -85,7 +106,8 @@ def head_spec(config: dict[str, Any], target: ModelSpec, kind: str) -> HeadSpec:
         raise ValueError(
             f"the head's vocab_size is {vocab_size} and the target's {target.vocab_size}: this head was made for another target"
         )
-    wanted_size = config.get("target_hidden_size") or (target.shape.hidden_size if kind == "EAGLE3" else shape.hidden_size)
+    takes_any_size = kind in ("EAGLE3", "DFLASH")
+    wanted_size = config.get("target_hidden_size") or (target.shape.hidden_size if takes_any_size else shape.hidden_size)
     if wanted_size != target.shape.hidden_size:
         raise ValueError(
             f"the head was made for a target of hidden_size {wanted_size}, and the target's is {target.shape.hidden_size}: "
@@ -103,11 +125,15 @@ def head_spec(config: dict[str, Any], target: ModelSpec, kind: str) -> HeadSpec:
         draft_vocab_size=vocab_size,
         feature_layers=(FINAL_NORM,),
     )
-    if kind != "EAGLE3":
+    if kind == "EAGLE":
         return spec
+    spec = replace(spec, draft_vocab_size=config.get("draft_vocab_size") or vocab_size)
+    if kind == "DFLASH":
+        own = {**config, **(config.get("dflash_config") or {})}
+        layers = block_feature_layers(own, target.num_layers, are_inputs=is_nested)
+        return replace(spec, feature_layers=layers, block=block_spec(own, target.vocab_size))
     return replace(
         spec,
-        draft_vocab_size=config.get("draft_vocab_size") or vocab_size,
         feature_layers=feature_layers(config, target.num_layers),
         norm_before_residual=bool(config.get("norm_before_residual")),
         norm_output=bool(config.get("norm_output")),
@@ -135,6 +161,58 @@ def feature_layers(config: dict[str, Any], num_layers: int) -> tuple[int, ...]:
         )
     check_feature_layers(layers, num_layers)
     return layers
+
+
+def block_feature_layers(config: dict[str, Any], num_layers: int, *, are_inputs: bool) -> tuple[int, ...]:
+    """The layers whose input a DFlash head is fed with. Its own format names those whose output that is; speculators', under
+    another name, those whose input it is.
+
+    Raises:
+        ValueError: the config names none, or one that the target does not have.
+    """
+    given = config.get("aux_hidden_state_layer_ids") if are_inputs else config.get("target_layer_ids")
+    if not given:
+        name = "aux_hidden_state_layer_ids" if are_inputs else "dflash_config.target_layer_ids"
+        raise ValueError(f"the head's config.json has no {name}: set it to the layers that it was trained with")
+    layers = tuple(given) if are_inputs else tuple(layer + 1 for layer in given)
+    check_feature_layers(layers, num_layers)
+    return layers
+
+
+def block_spec(config: dict[str, Any], vocab_size: int) -> BlockSpec:
+    """config: with what stands in `dflash_config` one level up.
+
+    Raises:
+        ValueError: it lacks something, or it is of a drafter that has more than DFlash's parts.
+    """
+    more = [name for name in ("conv_kernel_size", "selector_rank", "markov_rank") if config.get(name)]
+    if more:
+        raise ValueError(
+            f"the head's config.json has {more[0]}: drafters of blocks with more than DFlash's layers (DFlash 2, DSpark) are not "
+            "supported, DFlash, EAGLE and P-EAGLE heads are"
+        )
+    mask_token, size, window = config.get("mask_token_id"), config.get("block_size", 16), config.get("sliding_window")
+    if mask_token is None or not 0 <= mask_token < vocab_size:
+        raise ValueError(
+            f"the head's config.json names {'no mask token' if mask_token is None else f'the mask token {mask_token}'}: set "
+            f"dflash_config.mask_token_id to one of the {vocab_size} tokens that it was trained with"
+        )
+    if size < 2:
+        raise ValueError(f"block_size in the head's config.json is {size}, but a token and a mask are two")
+    types = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
+    if "sliding_attention" in types and not window:
+        raise ValueError("the head's config.json has layers of sliding_attention, and no sliding_window")
+    is_causal = config.get("is_causal")
+    return BlockSpec(
+        mask_token,
+        size,
+        windows=tuple(window if kind == "sliding_attention" else None for kind in types),
+        causal_within=is_causal is not False,
+        causal_without=bool(is_causal),
+        embedding_scale=config.get("input_embedding_scale") or 1.0,
+        logit_scale=config.get("output_multiplier") or 1.0,
+        logit_cap=config.get("final_logit_softcapping") or None,
+    )
 
 
 def mtp_spec(target: ModelSpec) -> HeadSpec:

@@ -1,0 +1,122 @@
+"""DFlash heads of every published layout against a slow implementation: whole trees, node for node."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from block_layouts import BLOCK_SIZE, DFLASH_LAYOUTS, MASK_TOKEN, write_block_head
+from engines import load_target, make_core, random_prompts, run
+from head_layouts import Written, write_head
+
+from eagle_rt.engine.params import SamplingParams
+from eagle_rt.models.heads.load import load_head
+from models.test_heads import check_trees
+
+DFLASH = {"speculative_algorithm": "DFLASH"}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory, target_dir: Path) -> dict[str, Written]:
+    folder = tmp_path_factory.mktemp("blocks")
+    return {name: write_block_head(name, folder / name, target_dir) for name in DFLASH_LAYOUTS}
+
+
+def with_masks(written: Written, num_masks: int) -> Written:
+    return replace(written, slow=replace(written.slow, num_masks=num_masks))
+
+
+@pytest.mark.parametrize("name", DFLASH_LAYOUTS)
+def test_trees_of_every_layout(written: dict[str, Written], target_dir: Path, name: str) -> None:
+    check_trees(with_masks(written[name], 5), target_dir, (5, 4, 16), 3, **DFLASH)
+
+
+@pytest.mark.parametrize("tree_shape", [(1, 3, 4), (3, 1, 4), (7, 4, 12)], ids=str)
+def test_trees_of_every_shape(written: dict[str, Written], target_dir: Path, tree_shape: tuple[int, int, int]) -> None:
+    check_trees(with_masks(written["dflash-windows"], tree_shape[0]), target_dir, tree_shape, 4, **DFLASH)
+
+
+@pytest.mark.parametrize("name", DFLASH_LAYOUTS)
+def test_all_tensors_are_used(written: dict[str, Written], target_dir: Path, name: str) -> None:
+    assert load_head(written[name].directory, load_target(target_dir), "DFLASH", torch.float32, "cpu")[1] == []
+
+
+@pytest.mark.parametrize("name", DFLASH_LAYOUTS)
+def test_none_changes_the_text(written: dict[str, Written], target_dir: Path, name: str) -> None:
+    prompts = random_prompts(4, seed=11)
+    settings = [SamplingParams(temperature=float(index % 2), seed=index, max_new_tokens=20) for index in range(4)]
+    expected = run(make_core(target_dir), prompts, settings)
+    for tree, options in (
+        ((1, 1, 2), {}),
+        ((4, 3, 12), {"page_size": 4, "chunked_prefill_size": 16}),
+        ((4, 3, 12), {"speculative_draft_model_quantization": "int8", "speculative_tree": "adaptive"}),
+    ):
+        assert run(make_core(target_dir, written[name].directory, tree, **DFLASH, **options), prompts, settings) == expected
+
+
+FLIPS: list[tuple[str, dict[str, Any]]] = [
+    ("dflash", {"rope_theta": 10000.0}),
+    ("dflash", {"is_causal": True}),
+    ("dflash", {"rms_norm_eps": 1.0}),
+    ("dflash", {"dflash_config": {"mask_token_id": 17, "target_layer_ids": [1, 3, 5]}}),
+    ("dflash", {"dflash_config": {"mask_token_id": MASK_TOKEN, "target_layer_ids": [2, 3, 5]}}),
+    ("dflash-windows", {"is_causal": False}),
+    ("dflash-windows", {"sliding_window": 7}),
+    ("dflash-windows", {"layer_types": None}),
+    ("dflash-scaled", {"is_causal": None}),
+    ("dflash-speculators", {"aux_hidden_state_layer_ids": [1, 3, 5]}),
+    ("dflash-speculators", {"mask_token_id": 17}),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), FLIPS, ids=str)
+def test_a_flag_told_wrongly_changes_the_draft(target_dir: Path, tmp_path: Path, name: str, change: dict[str, Any]) -> None:
+    """So that no flag is read and then forgotten."""
+    wrong = with_masks(write_block_head(name, tmp_path, target_dir), 4)
+    changed(tmp_path, change)
+    with pytest.raises(AssertionError):
+        check_trees(wrong, target_dir, (4, 3, 12), 3, **DFLASH)
+
+
+def changed(directory: Path, change: dict[str, Any]) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dflash_config": {"target_layer_ids": [1]}}, "names no mask token: set dflash_config.mask_token_id to one of the 262"),
+        ({"dflash_config": {"mask_token_id": 262, "target_layer_ids": [1]}}, "names the mask token 262"),
+        ({"dflash_config": {"mask_token_id": 5}}, "has no dflash_config.target_layer_ids: set it to the layers"),
+        ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [8]}}, "wants features of layer 9, but the target has 8"),
+        ({"layer_types": ["sliding_attention"] * 2}, "has layers of sliding_attention, and no sliding_window"),
+        (
+            {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1], "selector_rank": 4}},
+            "has selector_rank: drafters .*DFlash 2",
+        ),
+        ({"block_size": 1}, "block_size in the head's config.json is 1"),
+        ({"hidden_size": 48}, "hidden_size is 48 and the target's 64, .* made for another target"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else None,
+)
+def test_what_does_not_fit(target_dir: Path, tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    write_block_head("dflash", tmp_path, target_dir)
+    changed(tmp_path, change)
+    with pytest.raises(ValueError, match=words):
+        make_core(target_dir, tmp_path, (3, 2, 6), **DFLASH)
+
+
+def test_what_is_asked_of_it_wrongly(written: dict[str, Written], target_dir: Path, tmp_path: Path) -> None:
+    directory = written["dflash"].directory
+    with pytest.raises(ValueError, match=f"num-steps {BLOCK_SIZE} is more than the head guesses: .* use at most {BLOCK_SIZE - 1}"):
+        make_core(target_dir, directory, (BLOCK_SIZE, 2, 10), **DFLASH)
+    with pytest.raises(ValueError, match="holds a head of kind DFLASH: use --speculative-algorithm DFLASH, not EAGLE3"):
+        make_core(target_dir, directory, (3, 2, 6))
+    eagle3 = write_head("eagle3-vicuna", tmp_path, target_dir).directory
+    with pytest.raises(ValueError, match="holds a head of kind EAGLE3: use --speculative-algorithm EAGLE3, not DFLASH"):
+        make_core(target_dir, eagle3, (3, 2, 6), **DFLASH)
+    with pytest.raises(ValueError, match="DFLASH needs --speculative-draft-model-path"):
+        make_core(target_dir, None, (3, 2, 6), **DFLASH)
