@@ -51,14 +51,16 @@ def add_fit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser = commands.add_parser("fit", help="train a head on prepared rows; under torchrun on several devices")
     parser.add_argument("--rows", type=Path, nargs="+", required=True, help="what `prepare` wrote")
     parser.add_argument("--run-dir", type=Path, required=True, help="checkpoints and CSV logs; the same folder resumes")
-    parser.add_argument("--kind", choices=["EAGLE3", "PEAGLE", "EAGLE"], default="EAGLE3", help="of head")
-    parser.add_argument("--num-layers", type=int, help="of the head (default: PEAGLE 4, others 1)")
-    parser.add_argument("--mask-token-id", type=int, help="what a PEAGLE head is fed beyond the text (default: the padding token)")
+    parser.add_argument("--kind", choices=["EAGLE3", "PEAGLE", "DFLASH", "EAGLE"], default="EAGLE3", help="of head")
+    parser.add_argument("--num-layers", type=int, help="of the head (default: PEAGLE 4, DFLASH 5, others 1)")
+    parser.add_argument(
+        "--mask-token-id", type=int, help="what a PEAGLE or DFLASH head is fed beyond the text (default: the padding token)"
+    )
     parser.add_argument("--start-from", type=Path, metavar="HEAD", help="folder of a head that `export` wrote, to train further")
     parser.add_argument("--num-steps", type=int, default=10000, help="optimizer steps")
     parser.add_argument("--batch-size", type=int, default=16, help="rows a step, over all devices")
     parser.add_argument("--micro-batch-size", type=int, default=2, help="rows a device reads at once; the rest is accumulated")
-    parser.add_argument("--num-unrolled", type=int, help="levels, each over the head's own outputs (default: 7, EAGLE 1)")
+    parser.add_argument("--num-unrolled", type=int, help="levels that it learns to guess (default: 7, EAGLE 1)")
     parser.add_argument(
         "--draft-vocab-size",
         type=int,
@@ -91,7 +93,7 @@ def fit(args: argparse.Namespace) -> None:
         optimizer=args.optimizer,
         precision=DTYPES[args.precision],
         start_from=args.start_from,
-        num_layers=args.num_layers or (4 if args.kind == "PEAGLE" else 1),
+        num_layers=args.num_layers or {"PEAGLE": 4, "DFLASH": 5}.get(args.kind, 1),
         mask_token=padding_token(info) if args.mask_token_id is None else args.mask_token_id,
         checkpoint_every=args.checkpoint_every,
     )

@@ -14,6 +14,7 @@ from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.spec import default_feature_layers
 from eagle_rt.models.reading import read_texts
 from eagle_rt.train.batches import BatchOrder, Text, counted_positions, held_out_split, padded
+from eagle_rt.train.blocks import DFlashTrainee
 from eagle_rt.train.export import exported_weights
 from eagle_rt.train.loop import LoopConfig, Metrics, adamw_for, fit, muon_for, rank_and_world_size
 from eagle_rt.train.modules import Eagle3Trainee, EagleTrainee, ParallelTrainee, Trainee, most_frequent_tokens
@@ -28,9 +29,10 @@ NUM_EVALUATED_TEXTS = 128
 
 @dataclass(frozen=True)
 class FitConfig:
-    """kind: EAGLE3, PEAGLE or EAGLE; batch_size rows a step, read `micro_batch_size` at a time; num_unrolled levels; optimizer:
-    adamw, or muon, which small heads learn faster with; start_from: a head that `export` wrote, whose draft vocabulary grows if
-    draft_vocab_size is larger; num_layers: of the head; mask_token: what a PEAGLE head is fed where no token is known yet."""
+    """kind: EAGLE3, PEAGLE, DFLASH or EAGLE; batch_size rows a step, read `micro_batch_size` at a time; num_unrolled levels;
+    optimizer: adamw, or muon, which small heads learn faster with; start_from: a head that `export` wrote, whose draft vocabulary
+    grows if draft_vocab_size is larger; num_layers: of the head; mask_token: what a PEAGLE or DFLASH head is fed where no token is
+    known yet."""
 
     kind: str
     num_steps: int
@@ -73,6 +75,11 @@ def head_config(target: Decoder, fit: FitConfig, draft_vocab_size: int) -> dict[
     }
     if fit.kind == "EAGLE":
         return {**config, "bias": False}
+    if fit.kind == "DFLASH":
+        layers = [layer - 1 for layer in default_feature_layers(spec.num_layers)]  # whose outputs are meant
+        own = {"mask_token_id": fit.mask_token, "target_layer_ids": layers}
+        named = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_target_layers": spec.num_layers}
+        return {**config, **named, "block_size": 1 + fit.num_unrolled, "dflash_config": own}
     return {**config, "draft_vocab_size": draft_vocab_size, **({"ptd_token_id": fit.mask_token} if fit.kind == "PEAGLE" else {})}
 
 
@@ -83,13 +90,14 @@ def make_trainee(target: Decoder, config: FitConfig, texts: list[Text]) -> Train
         ValueError: there is no such head, or the one to start from is another.
     """
     if config.kind == "EAGLE" and config.num_layers > 1:
-        raise ValueError(f"--num-layers {config.num_layers} is for heads of kind EAGLE3 and PEAGLE: an EAGLE head has 1")
+        raise ValueError(f"--num-layers {config.num_layers} is for heads of other kinds: an EAGLE head has 1")
     lm_head, vocab_size = target.lm_head.weight, target.spec.vocab_size
     if not 0 <= config.mask_token < vocab_size:
         raise ValueError(f"--mask-token-id {config.mask_token} is no token: the target has {vocab_size}")
     torch.manual_seed(SEED)
     given = exported_weights(config.start_from) if config.start_from else {}
-    if config.kind != "EAGLE":
+    mask_embedding = target.embedding[config.mask_token].float()
+    if config.kind in ("EAGLE3", "PEAGLE"):
         draft_vocab_size = min(config.draft_vocab_size, vocab_size)
         answers = torch.tensor([token for text in texts for token in text.tokens[text.answer_start :]])
         draft_tokens = most_frequent_tokens(answers, vocab_size, draft_vocab_size)
@@ -98,13 +106,15 @@ def make_trainee(target: Decoder, config: FitConfig, texts: list[Text]) -> Train
             draft_tokens = given["draft_tokens"]
         own_config = head_config(target, config, len(draft_tokens))
         if config.kind == "PEAGLE":
-            trainee = ParallelTrainee(own_config, draft_tokens, target.embedding[config.mask_token].float())
+            trainee = ParallelTrainee(own_config, draft_tokens, mask_embedding)
         else:
             trainee = Eagle3Trainee(own_config, draft_tokens)
     else:
         # Under autocast the target's own weights will do; float32 products need them in float32.
         frozen = lm_head.float() if config.precision == torch.float32 else lm_head
-        trainee = EagleTrainee(head_config(target, config, vocab_size), frozen)
+        own_config = head_config(target, config, vocab_size)
+        is_dflash = config.kind == "DFLASH"
+        trainee = DFlashTrainee(own_config, frozen, mask_embedding) if is_dflash else EagleTrainee(own_config, frozen)
     trainee = trainee.to(target.embedding.device)
     trainee.start_from(lm_head, target.final_norm.weight)
     if given:

@@ -17,6 +17,8 @@ from eagle_rt.engine.core import run_to_end
 from eagle_rt.engine.load import model_info
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.spec import read_config
+from eagle_rt.train.export import export_head
+from eagle_rt.train.fit import FitConfig, make_trainee
 
 # Every number differs from the built-in pair's, and a head is twice as large.
 SHAPE = GrownShape(320, 800, 20, 5, 64, 12, 5000, 4200)
@@ -67,17 +69,32 @@ def test_a_pair_grown_in_memory_is_the_one_on_disk(grown: Path, shape: GrownShap
     assert found.current_metrics().accepted_per_position == expected.current_metrics().accepted_per_position
 
 
-def test_a_head_that_drafts_in_parallel_grows_alike(built_in: Path, tmp_path: Path) -> None:
-    write_parallel(built_in / "eagle3", tmp_path / "small")
+@pytest.mark.parametrize(("folder", "algorithm"), [("eagle3", "EAGLE3"), ("dflash", "DFLASH")])
+def test_a_head_that_drafts_in_parallel_grows_alike(built_in: Path, tmp_path: Path, folder: str, algorithm: str) -> None:
+    if algorithm == "DFLASH":
+        write_block_head(built_in / "target", tmp_path / "small")
+    else:
+        write_parallel(built_in / "eagle3", tmp_path / "small")
     grow(built_in / "target", tmp_path / "small", SHAPE, tmp_path / "large", torch.float32)
     few = tuple((token, 30.0) for token in (40, 60, 80, 100, 120))  # which the head will guess
     sampling = [SamplingParams(temperature=0, max_new_tokens=24, ignore_eos=True, logit_bias=few)] * 3
     results = []
-    for target, head in ((built_in / "target", tmp_path / "small"), (tmp_path / "large" / "target", tmp_path / "large" / "eagle3")):
-        core = make_core(target, head, (4, 3, 12))
+    for target, head in ((built_in / "target", tmp_path / "small"), (tmp_path / "large" / "target", tmp_path / "large" / folder)):
+        core = make_core(target, head, (4, 3, 12), speculative_algorithm=algorithm)
         results.append((run_to_end(core, PROMPTS, sampling), core.current_metrics().accepted_per_position))
     assert results[0] == results[1]
     assert all(results[0][1][:2])
+
+
+def write_block_head(target_dir: Path, directory: Path) -> None:
+    """A new DFlash head, whose layers do something."""
+    numbers = {"num_steps": 1, "batch_size": 1, "micro_batch_size": 1, "num_unrolled": 4, "draft_vocab_size": 0, "num_layers": 2}
+    config = FitConfig("DFLASH", learning_rate=0.0, optimizer="adamw", precision=torch.float32, mask_token=2, **numbers)
+    trainee = make_trainee(load_target(target_dir), config, [])
+    for name, parameter in trainee.named_parameters():
+        if name.endswith("_norm.weight"):  # of queries and keys, too
+            parameter.data.mul_(1.5 + torch.rand(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
+    export_head(trainee.config, trainee.state_dict(), directory, torch.float32)
 
 
 def write_parallel(serial: Path, directory: Path) -> None:

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from block_layouts import BLOCK_SIZE, DFLASH_LAYOUTS, MASK_TOKEN, write_block_head
-from engines import load_target, make_core, random_prompts, run
+from block_layouts import BLOCK_SIZE, DFLASH_LAYOUTS, LAYERS, MASK_TOKEN, write_block_head
+from engines import load_target, make_config, make_core, random_prompts, run
 from head_layouts import Written, write_head
 
+from eagle_rt.engine.fit import MOST_IN_A_BLOCK, FitProbe, other_conventions
+from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.heads.load import load_head
+from models.slow_trees import true_features
 from models.test_heads import check_trees
 
 DFLASH = {"speculative_algorithm": "DFLASH"}
@@ -78,6 +81,31 @@ def test_a_flag_told_wrongly_changes_the_draft(target_dir: Path, tmp_path: Path,
     changed(tmp_path, change)
     with pytest.raises(AssertionError):
         check_trees(wrong, target_dir, (4, 3, 12), 3, **DFLASH)
+
+
+@torch.inference_mode()
+def test_how_often_it_foresees_a_token(written: dict[str, Written], target_dir: Path) -> None:
+    """By the slow twin: what it makes of a block after each of the target's own tokens."""
+    config = make_config(
+        target_dir, written["dflash-windows"].directory, (3, 2, 6), speculative_draft_model_quantization="none", **DFLASH
+    )
+    info = model_info(config)
+    models = load_models(config, info)
+    probe = FitProbe(models, config, info.tokenizer, num_new_tokens=6)
+    assert models.head
+    hits, log_probs = probe.guesses(models.head)
+    slow, row = with_masks(written["dflash-windows"], MOST_IN_A_BLOCK - 1).slow, 0
+    for text, prompt_length in zip(probe._texts, probe.prompt_lengths, strict=True):
+        features = true_features(target_dir, [*text, 0], LAYERS)
+        for length in range(prompt_length, len(text) + 1):
+            expected = slow.logits_after(text[:length], features[: length - 1], ()).log_softmax(-1)
+            assert int(expected.argmax()) == probe.labels[row] or not hits[row]
+            torch.testing.assert_close(log_probs[row], expected[probe.labels[row]], rtol=1e-3, atol=1e-3)
+            row += 1
+    assert row == len(hits) > 20
+    names = [convention.description for convention in other_conventions(models.head, models.spec)]
+    assert any("rope_theta" in name for name in names)
+    assert not any("embedding" in name for name in names)
 
 
 def changed(directory: Path, change: dict[str, Any]) -> None:

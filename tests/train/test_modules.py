@@ -8,11 +8,13 @@ import pytest
 import torch
 from engines import load_target
 from head_layouts import served_as
+from models.slow_blocks import SlowBlocks
 from models.slow_head import HeadParts, LayerParts, SlowHead
 from torch import Tensor
 from torch.nn import functional
 
 from eagle_rt.models.heads.load import load_head
+from eagle_rt.train.blocks import DFlashTrainee
 from eagle_rt.train.export import export_head
 from eagle_rt.train.modules import Eagle3Trainee, EagleTrainee, ParallelTrainee, Trainee, most_frequent_tokens
 
@@ -32,7 +34,9 @@ def layer_parts(weights: dict[str, Tensor], prefix: str) -> LayerParts:
     return LayerParts(**matrices, **{part: weights.get(f"{prefix}{name}.weight") for part, name in norms.items()})
 
 
-def twin(trainee: Trainee) -> SlowHead:
+def twin(trainee: Trainee) -> SlowHead | SlowBlocks:
+    if isinstance(trainee, DFlashTrainee):
+        return twin_of_blocks(trainee)
     weights, is_parallel = trainee.state_dict(), isinstance(trainee, ParallelTrainee)
     common = {"embedding": EMBEDDING, "head_dim": 16, "fc": weights["fc.weight"]}
     if isinstance(trainee, EagleTrainee):
@@ -52,8 +56,28 @@ def twin(trainee: Trainee) -> SlowHead:
     )
 
 
+def twin_of_blocks(trainee: DFlashTrainee) -> SlowBlocks:
+    weights, num_layers = trainee.state_dict(), len(trainee.layers)
+    parts = HeadParts(
+        kind="DFLASH",
+        embedding=EMBEDDING,
+        layers=[layer_parts(weights, f"layers.{index}.") for index in range(num_layers)],
+        lm_head=LM_HEAD,
+        head_dim=16,
+        fc=weights["fc.weight"],
+        hidden_norm=weights["hidden_norm.weight"],
+        final_norm=weights["norm.weight"],
+    )
+    norms = [tuple(weights[f"layers.{index}.self_attn.{part}_norm.weight"] for part in "qk") for index in range(num_layers)]
+    return SlowBlocks(parts, MASK_TOKEN, [None] * num_layers, [False] * num_layers, norms, num_masks=NUM_UNROLLED)
+
+
 def make_trainee(kind: str) -> Trainee:
-    if kind == "PEAGLE":
+    if kind == "DFLASH":
+        own = {"mask_token_id": MASK_TOKEN, "target_layer_ids": [1, 3, 5]}
+        config = {**CONFIG, "num_hidden_layers": 2, "block_size": 1 + NUM_UNROLLED, "dflash_config": own}
+        trainee = DFlashTrainee(config, LM_HEAD, EMBEDDING[MASK_TOKEN])
+    elif kind == "PEAGLE":
         config = {**CONFIG, "num_hidden_layers": 2, "ptd_token_id": MASK_TOKEN}
         trainee = ParallelTrainee(config, DRAFT_TOKENS, EMBEDDING[MASK_TOKEN])
     else:
@@ -65,7 +89,7 @@ def make_trainee(kind: str) -> Trainee:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["EAGLE3", "PEAGLE", "EAGLE"])
+@pytest.mark.parametrize("kind", ["EAGLE3", "PEAGLE", "DFLASH", "EAGLE"])
 def test_unrolled_losses_are_those_of_drafting(kind: str) -> None:
     trainee = make_trainee(kind)
     slow = twin(trainee)
@@ -92,7 +116,7 @@ def test_unrolled_losses_are_those_of_drafting(kind: str) -> None:
             num_agreeing += int(slow.target_ids[logits.argmax()]) == favourite
             labels = all_logits[place, slow.target_ids].softmax(-1)
             if kind != "EAGLE":
-                expected += functional.cross_entropy(logits, labels) * (favourite in DRAFT_TOKENS)
+                expected += functional.cross_entropy(logits, labels) * (kind == "DFLASH" or favourite in DRAFT_TOKENS)
             else:
                 rows = torch.tensor([text[index] for index in range(1, place + 1)])
                 hidden = features[: slot + 1]
@@ -104,7 +128,7 @@ def test_unrolled_losses_are_those_of_drafting(kind: str) -> None:
         assert int(agreements[step]) == num_agreeing
 
 
-@pytest.mark.parametrize("kind", ["EAGLE3", "PEAGLE", "EAGLE"])
+@pytest.mark.parametrize("kind", ["EAGLE3", "PEAGLE", "DFLASH", "EAGLE"])
 def test_an_exported_head_is_the_one_that_was_trained(target_dir: Path, tmp_path: Path, kind: str) -> None:
     trainee = make_trainee(kind)
     export_head(trainee.config, trainee.state_dict(), tmp_path, torch.float32)
@@ -112,8 +136,9 @@ def test_an_exported_head_is_the_one_that_was_trained(target_dir: Path, tmp_path
     assert unused == []
     assert torch.equal(head.token_map.target_ids, twin(trainee).target_ids)
     assert (head.mask_row and head.mask_row.token) == (MASK_TOKEN if kind == "PEAGLE" else None)
+    assert (head.block and (head.block.mask_token, head.block.size)) == ((MASK_TOKEN, 5) if kind == "DFLASH" else None)
     states = torch.randn(3, 64)
-    if kind != "EAGLE":
+    if kind in ("EAGLE3", "PEAGLE"):
         torch.testing.assert_close(head.logits(states), trainee.logits(states), rtol=1e-4, atol=1e-4)
 
 

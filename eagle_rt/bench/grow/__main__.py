@@ -1,6 +1,6 @@
 """Grow a small trained pair to a published shape without changing what it computes.
 
-`python -m eagle_rt.bench.grow --shape llama-3.1-8b --output DIR` writes a target and an EAGLE-3 head with the cost of an 8B pair
+`python -m eagle_rt.bench.grow --shape llama-3.1-8b --output DIR` writes a target and a head with the cost of an 8B pair
 and the logits, and so the acceptance, of the small one: speculation can be measured at a real size without a download.
 """
 
@@ -22,7 +22,7 @@ from eagle_rt.bench.grow.shapes import SHAPES, GrownShape, large_layer_shape
 from eagle_rt.bench.grow.tensors import grown_head, grown_target
 from eagle_rt.engine.load import BUILT_IN
 from eagle_rt.models.heads.load import head_name
-from eagle_rt.models.heads.spec import flat_config
+from eagle_rt.models.heads.spec import default_feature_layers, flat_config
 from eagle_rt.models.spec import read_config
 from eagle_rt.models.weights import Checkpoint
 from eagle_rt.resolve import DTYPES
@@ -54,7 +54,11 @@ def large_configs(target_dir: Path, head_dir: Path, shape: GrownShape, dtype: to
         count, top_k = shape.experts
         target |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": None}
         target |= {"num_local_experts": count, "num_experts_per_tok": top_k}
-    return {**target, "num_hidden_layers": shape.num_layers}, {**head, "draft_vocab_size": shape.draft_vocab_size}
+    target |= {"num_hidden_layers": shape.num_layers}
+    if own := head.get("dflash_config"):
+        layers = [layer - 1 for layer in default_feature_layers(shape.num_layers)]
+        return target, {**head, "dflash_config": {**own, "target_layer_ids": layers}, "num_target_layers": shape.num_layers}
+    return target, {**head, "draft_vocab_size": shape.draft_vocab_size}
 
 
 def write_checkpoint(tensors: Iterator[tuple[str, Tensor]], directory: Path, dtype: torch.dtype) -> None:
@@ -82,15 +86,16 @@ def write_checkpoint(tensors: Iterator[tuple[str, Tensor]], directory: Path, dty
 
 
 def grow(target_dir: Path, head_dir: Path, shape: GrownShape, output: Path, dtype: torch.dtype) -> None:
-    """Write `output`/target and `output`/eagle3.
+    """Write `output`/target and `output`/eagle3, or dflash.
 
     Raises:
         ValueError: the small pair does not fit into the shape, or has parts that cannot be grown.
     """
     large_target, large_head = large_configs(target_dir, head_dir, shape, dtype)
+    head_folder = "dflash" if "dflash_config" in large_head else "eagle3"
     for name, source, rename, tensors_of, large in (
         ("target", target_dir, str, grown_target, large_target),
-        ("eagle3", head_dir, head_name, grown_head, large_head),
+        (head_folder, head_dir, head_name, grown_head, large_head),
     ):
         config = flat_config(read_config(source))
         small = Checkpoint(source, torch.float32, "cpu", name, rename)
@@ -113,11 +118,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--model-path", type=Path, default=BUILT_IN / "target", help="small Llama target (default: the built-in one)"
     )
-    parser.add_argument("--draft", type=Path, default=BUILT_IN / "eagle3", help="its EAGLE-3 head")
+    parser.add_argument("--draft", type=Path, default=BUILT_IN / "eagle3", help="its EAGLE-3, P-EAGLE or DFlash head")
     parser.add_argument("--shape", choices=list(SHAPES), required=True)
     parser.add_argument("--num-layers", type=int, help="of the target, where a machine cannot hold all that the shape has")
     parser.add_argument("--dtype", choices=list(DTYPES), default="bfloat16")
-    parser.add_argument("--output", type=Path, required=True, help="folder for target/ and eagle3/")
+    parser.add_argument("--output", type=Path, required=True, help="folder for target/ and eagle3/ (or dflash/)")
     args = parser.parse_args(arguments)
     try:
         shape = SHAPES[args.shape]
@@ -126,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"wrote {args.output / 'target'} and {args.output / 'eagle3'}")
+    print(f"wrote a pair to {args.output}")
     return 0
 
 

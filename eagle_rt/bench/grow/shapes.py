@@ -79,12 +79,12 @@ class Sizes:
         if large.hidden_size <= small.hidden_size or large.intermediate_size < small.intermediate_size:
             raise ValueError(f"{large} is not larger than {small}")
         half = torch.arange(small.head_dim // 2) * ratio
-        turned_dims = torch.cat((half, half + large.head_dim // 2))
+        self.turned_dims = torch.cat((half, half + large.head_dim // 2))
         heads = torch.arange(small.num_heads)
         large_heads = heads // group * large_group + heads % group
         # Rows of q, k and v, and columns of o, that the small model's take: [heads * head_dim].
-        self.query_rows = (large_heads[:, None] * large.head_dim + turned_dims).flatten()
-        self.key_rows = (torch.arange(small.num_kv_heads)[:, None] * large.head_dim + turned_dims).flatten()
+        self.query_rows = (large_heads[:, None] * large.head_dim + self.turned_dims).flatten()
+        self.key_rows = (torch.arange(small.num_kv_heads)[:, None] * large.head_dim + self.turned_dims).flatten()
         plain_dims = torch.arange(small.head_dim)
         self.value_rows = (torch.arange(small.num_kv_heads)[:, None] * large.head_dim + plain_dims).flatten()
         self.output_columns = (large_heads[:, None] * large.head_dim + plain_dims).flatten()

@@ -5,9 +5,10 @@ stream is zero, so nothing reads the random weights there and nothing may write 
 size are zero. A norm over more dimensions divides by a smaller root mean square, which its weight makes up for by
 sqrt(small / large), and its epsilon by small / large. Added heads and feed-forward channels have zero columns where they would
 write; added layers write nothing at all. A larger head takes rotary pair i of the small one as its pair i * (large / small), which
-turns at the same frequency, and its queries are scaled for the softmax. Experts all do what the small feed-forward part did,
-and what they count adds up to one. One dimension past the small size carries a constant, which only the final norm lets through,
-and there gives the added rows of the vocabulary a logit that cannot win. All other new weights are random.
+turns at the same frequency, and its queries are scaled for the softmax; where keys are normed, the rest of them is zero.
+Experts all do what the small feed-forward part did, and what they count adds up to one. One dimension past the small size
+carries a constant, which only the final norm lets through, and there gives the added rows of the vocabulary a logit that cannot
+win. All other new weights are random.
 """
 
 import zlib
@@ -26,6 +27,13 @@ CONSTANT_NORM, CONSTANT_LOGIT = 256.0, -16384.0
 WEIGHT_SCALE = 0.02
 # Layers whose features a head fuses.
 NUM_FEATURES = 3
+
+
+def masked(weight: Tensor, rows: Tensor, scale: float = 1.0) -> Tensor:
+    """With these rows, scaled, and zeros in all others."""
+    result = torch.zeros_like(weight)
+    result[rows] = scale * weight[rows]
+    return result
 
 
 class Grower:
@@ -88,14 +96,15 @@ class Grower:
         small, large = s.small, s.large
         kv_size = large.num_kv_heads * large.head_dim
         query = self.reader(f"{small_name}self_attn.q_proj.weight", s.query_rows, large.num_heads * large.head_dim, num_parts)
+        key = self.reader(f"{small_name}self_attn.k_proj.weight", s.key_rows, kv_size, num_parts)
         # Of the large head's dimensions the query has only the small one's, so that the key's random rest does not matter.
-        kept = torch.zeros(len(query), 1, device=self._device)
-        kept[s.query_rows] = s.query_scale
-        yield f"{large_name}self_attn.q_proj.weight", query * kept
-        yield (
-            f"{large_name}self_attn.k_proj.weight",
-            self.reader(f"{small_name}self_attn.k_proj.weight", s.key_rows, kv_size, num_parts),
-        )
+        yield f"{large_name}self_attn.q_proj.weight", masked(query, s.query_rows, s.query_scale)
+        if f"{small_name}self_attn.k_norm.weight" in self._small:
+            key = masked(key, s.key_rows)
+            for part, scale in (("q", s.query_scale), ("k", 1.0)):
+                name = f"self_attn.{part}_norm.weight"
+                yield large_name + name, self.head_norm(small_name + name, scale)
+        yield f"{large_name}self_attn.k_proj.weight", key
         yield (
             f"{large_name}self_attn.v_proj.weight",
             self.reader(f"{small_name}self_attn.v_proj.weight", s.value_rows, kv_size, num_parts),
@@ -111,6 +120,13 @@ class Grower:
         yield from self.router(large_name)
         name = "post_attention_layernorm.weight"
         yield large_name + name, self.norm(small_name + name)
+
+    def head_norm(self, name: str, scale: float) -> Tensor:
+        """Of queries or keys, which are zero but where the small head's numbers are."""
+        s = self._sizes
+        weight = torch.ones(s.large.head_dim, device=self._device)
+        weight[s.turned_dims] = self._small.take(name, (s.small.head_dim,)) * scale / s.query_scale
+        return weight
 
     def router(self, large_name: str) -> Iterator[tuple[str, Tensor]]:
         """Random: experts all do the same, so that it does not matter which ones a token takes."""
@@ -169,10 +185,12 @@ def grown_target(small: Checkpoint, config: dict[str, Any], shape: GrownShape) -
 
 
 def grown_head(small: Checkpoint, config: dict[str, Any], shape: GrownShape) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the large EAGLE-3 head, in float32, also of one that drafts in parallel; `small` must have the names that
-    `head_name` gives."""
+    """The tensors of the large EAGLE-3, P-EAGLE or DFlash head, in float32; `small` must have the names that `head_name` gives."""
     sizes = Sizes(layer_shape(config), large_layer_shape(shape.of_head(), config))
     grower = Grower(small, sizes)
+    if "dflash_config" in config:
+        yield from grown_block_head(grower, sizes, config["num_hidden_layers"])
+        return
     yield "fc.weight", grown_fusion(grower, sizes)
     yield from grower.layer("layers.0.", "midlayer.", num_parts=2)
     for name in ("input_layernorm", "hidden_norm"):
@@ -195,6 +213,18 @@ def grown_head(small: Checkpoint, config: dict[str, Any], shape: GrownShape) -> 
     # Added draft ids stand for the first target ids that the small target does not have.
     added = config["vocab_size"] + torch.arange(shape.draft_vocab_size - num_drafts)
     yield "d2t", torch.cat((known, added)) - torch.arange(shape.draft_vocab_size)
+
+
+def grown_block_head(grower: Grower, sizes: Sizes, num_layers: int) -> Iterator[tuple[str, Tensor]]:
+    """Those of a DFlash head, which has the target's embeddings, with their constant, and its output layer."""
+    fusion = grown_fusion(grower, sizes)
+    fusion[sizes.constant, sizes.constant] = 0.0  # what is fused enters no residual stream
+    yield "fc.weight", fusion
+    yield "hidden_norm.weight", grower.norm("hidden_norm.weight")
+    for index in range(num_layers):
+        yield from grower.layer(f"layers.{index}.", f"layers.{index}.")
+        yield f"layers.{index}.input_layernorm.weight", grower.norm(f"layers.{index}.input_layernorm.weight")
+    yield "norm.weight", grower.norm("norm.weight", constant=CONSTANT_NORM)
 
 
 def grown_mask(small: Checkpoint, sizes: Sizes) -> Tensor:
