@@ -156,6 +156,31 @@ class Head(CompilableLayers, ABC):
     def guess_block(self, tokens: Tensor, batch: Batch, pool: KVPool, backend: AttentionBackend) -> Tensor:
         raise NotImplementedError(f"a head of kind {self.spec.kind} guesses no blocks")
 
+
+class LayeredHead(Head):
+    """A head of decoder layers of its own, whose embeddings may be the target's."""
+
+    _blocks: list[Block]
+
+    def __init__(self, checkpoint: Checkpoint, spec: HeadSpec, target: Decoder) -> None:
+        super().__init__(spec, target, target.lm_head)
+        self._embedding = self._own_embedding(checkpoint, target)
+        self._rope = self._make_rope()
+
+    def with_spec(self, **changes: Any) -> Self:
+        other = super().with_spec(**changes)
+        other._rope = other._make_rope()
+        return other
+
+    def quantized(self) -> Self:
+        other = super().quantized()
+        other._blocks = [block.quantized() for block in self._blocks]
+        other.join_layers()
+        return other
+
+    def _make_rope(self) -> Rope:
+        return Rope(self.spec.rope, self.spec.context_length, self._embedding.dtype, str(self._embedding.device))
+
     def _own_embedding(self, checkpoint: Checkpoint, target: Decoder) -> Tensor:
         """[V, H] its own, or the target's where it has none.
 
@@ -172,15 +197,14 @@ class Head(CompilableLayers, ABC):
         return target.embedding if own is None else own
 
 
-class EagleLayers(Head):
+class EagleLayers(LayeredHead):
     """A head of one or a few decoder layers. Kinds differ in how token and hidden state enter the first of them; `_fuse` is what
     projects to its input, if anything does."""
 
     def __init__(self, checkpoint: Checkpoint, spec: HeadSpec, target: Decoder, first_input_size: int) -> None:
+        super().__init__(checkpoint, spec, target)
         shape = spec.shape
         size, eps = shape.hidden_size, shape.rms_norm_eps
-        super().__init__(spec, target, target.lm_head)
-        self._embedding = self._own_embedding(checkpoint, target)
         self._blocks = [
             Block(checkpoint, f"layers.{index}", shape, size if index else first_input_size, experts=spec.experts)
             for index in range(spec.num_layers)
@@ -190,19 +214,7 @@ class EagleLayers(Head):
         ]
         self._fuse: Linear | None = None
         self._final_norm: RMSNorm | None = optional_norm(checkpoint, "norm", size, eps)
-        self._rope = self._make_rope()
         self._stacks: list[StackedLayers] | None = None
-
-    def with_spec(self, **changes: Any) -> Self:
-        other = super().with_spec(**changes)
-        other._rope = other._make_rope()
-        return other
-
-    def quantized(self) -> Self:
-        other = super().quantized()
-        other._blocks = [block.quantized() for block in self._blocks]
-        other.join_layers()
-        return other
 
     def join_layers(self) -> None:
         """One function of the first layer, and one of those after it."""
@@ -234,9 +246,6 @@ class EagleLayers(Head):
     @abstractmethod
     def _enter(self, embedded: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(what the first layer adds to [T, H], what its attention reads [T, first_input_size])."""
-
-    def _make_rope(self) -> Rope:
-        return Rope(self.spec.rope, self.spec.context_length, self._embedding.dtype, str(self._embedding.device))
 
 
 def later_norm_name(checkpoint: Checkpoint, index: int, preferred: str) -> str:

@@ -1,7 +1,7 @@
 """DFlash heads: a few layers that guess a whole block of tokens in one pass (Chen, Liang and Liu, "DFlash", 2026)."""
 
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -15,17 +15,16 @@ from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.whole_pass import ByWindow, StackedLayers, layer_stack
 from eagle_rt.models.decoder import Decoder
-from eagle_rt.models.heads.base import Head
+from eagle_rt.models.heads.base import LayeredHead
 from eagle_rt.models.heads.eagle3 import read_lm_head, read_token_map
 from eagle_rt.models.heads.spec import HeadSpec
 from eagle_rt.models.layers import Block, norm
 from eagle_rt.models.linear import linear, merged_linear
 from eagle_rt.models.pass_context import pass_context
-from eagle_rt.models.rope import Rope
 from eagle_rt.models.weights import Checkpoint
 
 
-class DFlashHead(Head):
+class DFlashHead(LayeredHead):
     """g = norm(fc(features)); every layer has keys and values of each g, and of the rows of a block, which are the embeddings of
     its first token and of masks; these look at all of both, and what becomes of a mask tells the token in its place.
 
@@ -37,9 +36,8 @@ class DFlashHead(Head):
         shape, own = spec.shape, spec.block
         assert own
         size, eps, target_size = shape.hidden_size, shape.rms_norm_eps, target.spec.shape.hidden_size
-        super().__init__(spec, target, target.lm_head)
+        super().__init__(checkpoint, spec, target)
         self._own = own
-        self._embedding = self._own_embedding(checkpoint, target)
         self._fuse = linear(checkpoint, "fc", size, len(spec.feature_layers) * target_size)
         self._hidden_norm, self._final_norm = (norm(checkpoint, name, size, eps) for name in ("hidden_norm", "norm"))
         names = [f"layers.{index}" for index in range(spec.num_layers)]
@@ -54,19 +52,11 @@ class DFlashHead(Head):
         token_map = read_token_map(checkpoint, spec.draft_vocab_size, target.spec.vocab_size)
         self.token_map = token_map.to(target.embedding.device)
         self._lm_head = read_lm_head(checkpoint, spec, self._embedding, target)
-        self._rope = self._make_rope()
         self._stack: StackedLayers | None = None
-
-    def with_spec(self, **changes: Any) -> Self:
-        other = super().with_spec(**changes)
-        other._rope = other._make_rope()
-        return other
 
     def quantized(self) -> Self:
         other = super().quantized()
-        other._blocks = [block.quantized() for block in self._blocks]
         other._keys_and_values = self._keys_and_values.quantized()
-        other.join_layers()
         return other
 
     def join_layers(self) -> None:
@@ -111,6 +101,3 @@ class DFlashHead(Head):
         if own.logit_scale != 1.0:
             logits = logits * own.logit_scale
         return own.logit_cap * torch.tanh(logits / own.logit_cap) if own.logit_cap else logits
-
-    def _make_rope(self) -> Rope:
-        return Rope(self.spec.rope, self.spec.context_length, self._embedding.dtype, str(self._embedding.device))
