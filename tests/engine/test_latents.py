@@ -13,6 +13,7 @@ from engine.test_capturable import captured_callable, watching
 from engines import load_target, make_config, make_core, random_prompts, run
 from family_configs import VOCAB_SIZE
 from guessable import make_drafting
+from train.test_fit import CONFIG
 
 from eagle_rt.attention import rows
 from eagle_rt.attention.rows import RowAttention
@@ -106,7 +107,7 @@ def test_what_a_token_reads_and_leaves(pair: tuple[Path, Path]) -> None:
 
 
 def test_heads_that_are_trained_for_it_attend_as_others(pair: tuple[Path, Path]) -> None:
-    config = head_config(load_target(pair[0]), "EAGLE3", 100)
+    config = head_config(load_target(pair[0]), CONFIG, 100)
     assert (config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]) == (4, 4, 16)
 
 
