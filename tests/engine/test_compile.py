@@ -64,3 +64,4 @@ def test_passes_of_all_trees_are_compiled() -> None:
     assert rows_of_passes([NO_SPECULATION], [1, 2]) == ({1, 2}, {1, 2})
     assert rows_of_passes([TreeShape(1, 4, 5)], [1]) == ({5}, {2})
     assert rows_of_passes([TreeShape(3, 4, 8), TreeShape(2, 1, 3)], [1, 2]) == ({8, 16, 3, 6}, {4, 8, 3, 6, 1, 2})
+    assert rows_of_passes([TreeShape(3, 4, 8), TreeShape(2, 1, 3)], [1, 2], by_blocks=True) == ({8, 16, 3, 6}, {4, 8, 3, 6})

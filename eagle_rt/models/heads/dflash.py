@@ -16,8 +16,8 @@ from eagle_rt.kernels.rotary import rotate
 from eagle_rt.kernels.whole_pass import ByWindow, StackedLayers, layer_stack
 from eagle_rt.models.decoder import Decoder
 from eagle_rt.models.heads.base import LayeredHead
-from eagle_rt.models.heads.eagle3 import read_lm_head, read_token_map
 from eagle_rt.models.heads.spec import HeadSpec
+from eagle_rt.models.heads.vocabulary import read_lm_head, read_token_map
 from eagle_rt.models.layers import Block, norm
 from eagle_rt.models.linear import linear, merged_linear
 from eagle_rt.models.pass_context import pass_context
