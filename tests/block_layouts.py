@@ -1,4 +1,5 @@
-"""Small DFlash heads with exactly the tensor names, dtypes and config fields of each published layout, next to their slow twins."""
+"""Small DFlash and DSpark heads with exactly the tensor names, dtypes and config fields of each published layout, next to their
+slow twins."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,13 @@ class BlockOptions:
     own: dict[str, Any]
     types: tuple[str, ...] = (FULL, FULL)
     is_nested: bool = False
+    pair_rank: int = 0
+    is_shifted: bool = False
+
+    @property
+    def has_own_outputs(self) -> bool:
+        """And embeddings."""
+        return self.is_nested or "DSpark" in self.config.get("architectures", [""])[0]
 
 
 DFLASH_LAYOUTS = {
@@ -47,7 +55,32 @@ DFLASH_LAYOUTS = {
         },
         types=(SLIDING, SLIDING),
     ),
-    "dflash-speculators": BlockOptions({"block_size": BLOCK_SIZE, "mask_token_id": MASK_TOKEN}, {}, is_nested=True),
+    "dflash-speculators": BlockOptions(
+        {"block_size": BLOCK_SIZE, "mask_token_id": MASK_TOKEN, "speculators_model_type": "dflash"}, {}, is_nested=True
+    ),
+    # DeepSeek's for Qwen3
+    "dspark": BlockOptions(
+        {
+            "architectures": ["Qwen3DSparkModel"],
+            "block_size": BLOCK_SIZE - 1,
+            "mask_token_id": MASK_TOKEN,
+            "markov_rank": 16,
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": True,
+        },
+        {},
+        pair_rank=16,
+        is_shifted=True,
+    ),
+    "dspark-speculators": BlockOptions(
+        {"block_size": BLOCK_SIZE - 1, "mask_token_id": MASK_TOKEN, "speculators_model_type": "dspark", "markov_rank": 16},
+        {},
+        is_nested=True,
+        pair_rank=16,
+        is_shifted=True,
+    ),
+    # both: DFlash's places, and pairs
+    "dflash-pairs": BlockOptions({"block_size": BLOCK_SIZE, "markov_rank": 8}, {"mask_token_id": MASK_TOKEN}, pair_rank=8),
 }
 
 
@@ -57,9 +90,9 @@ def write_block_head(name: str, directory: Path, target_dir: Path) -> Written:
     used = make.draft_vocabulary() if o.is_nested else None
     parts = HeadParts(
         kind="DFLASH",
-        embedding=make.matrix(VOCAB_SIZE, HIDDEN) if o.is_nested else embedding,
+        embedding=make.matrix(VOCAB_SIZE, HIDDEN) if o.has_own_outputs else embedding,
         layers=[make.layer(HIDDEN, input_norm=make.norm()) for _ in o.types],
-        lm_head=make.matrix(DRAFT_VOCAB, HIDDEN) if o.is_nested else lm_head,
+        lm_head=make.matrix(DRAFT_VOCAB if used is not None else VOCAB_SIZE, HIDDEN) if o.has_own_outputs else lm_head,
         head_dim=HEAD_DIM,
         fc=make.matrix(HIDDEN, len(LAYERS) * HIDDEN),
         hidden_norm=make.norm(),
@@ -76,20 +109,26 @@ def write_block_head(name: str, directory: Path, target_dir: Path) -> Written:
             f"{prefix}self_attn.q_norm.weight": query_norm,
             f"{prefix}self_attn.k_norm.weight": key_norm,
         }
+    pairs = None
+    if o.pair_rank:
+        pairs = make.matrix(VOCAB_SIZE, o.pair_rank, 0.5), make.matrix(len(parts.lm_head), o.pair_rank, 0.5)
+        tensors |= {"markov_head.markov_w1.weight": pairs[0], "markov_head.markov_w2.weight": pairs[1]}
+        tensors |= {
+            "confidence_head.proj.weight": make.matrix(1, HIDDEN + o.pair_rank),
+            "confidence_head.proj.bias": make.vector(1),
+        }
+    if o.has_own_outputs:
+        tensors |= {"embed_tokens.weight": parts.embedding, "lm_head.weight": parts.lm_head}
     config = base_config(num_hidden_layers=len(o.types), head_dim=HEAD_DIM, rope_theta=1e6, model_type="qwen3", **o.config)
     if used is not None:
         is_used = torch.zeros(VOCAB_SIZE, dtype=torch.bool)
         is_used[used] = True
         tensors |= {"d2t": used - torch.arange(len(used)), "t2d": is_used}
-        tensors |= {"embed_tokens.weight": parts.embedding, "lm_head.weight": parts.lm_head}
         config = nested(config | {"aux_hidden_state_layer_ids": list(LAYERS), "draft_vocab_size": DRAFT_VOCAB})
     else:
-        ids = [layer - 1 for layer in LAYERS]
-        config |= {
-            "architectures": ["DFlashDraftModel"],
-            "num_target_layers": 8,
-            "dflash_config": {**o.own, "target_layer_ids": ids},
-        }
+        config |= {"num_target_layers": 8, **o.config}
+        own = {**o.own, "target_layer_ids": [layer - 1 for layer in LAYERS]}
+        config |= own if o.has_own_outputs else {"architectures": ["DFlashDraftModel"], "dflash_config": own}
     save(directory, tensors, config, torch.bfloat16, pickled=False)
     is_causal = [kind == SLIDING and o.config.get("is_causal", True) for kind in o.types]
     slow = SlowBlocks(
@@ -101,16 +140,24 @@ def write_block_head(name: str, directory: Path, target_dir: Path) -> Written:
         embedding_scale=o.own.get("input_embedding_scale", 1.0),
         logit_scale=o.own.get("output_multiplier", 1.0),
         logit_cap=o.own.get("final_logit_softcapping"),
+        is_shifted=o.is_shifted,
+        pairs=pairs,
     )
     return Written(directory, slow, LAYERS)
 
 
 def nested(config: dict[str, Any]) -> dict[str, Any]:
     """The form of the speculators library."""
-    outside = {"aux_hidden_state_layer_ids", "draft_vocab_size", "block_size", "mask_token_id"}
+    outside = {
+        "aux_hidden_state_layer_ids",
+        "draft_vocab_size",
+        "block_size",
+        "mask_token_id",
+        "markov_rank",
+        "speculators_model_type",
+    }
     return {
-        "architectures": ["DFlashDraftModel"],
-        "speculators_model_type": "dflash",
+        "architectures": ["DSparkDraftModel" if config["speculators_model_type"] == "dspark" else "DFlashDraftModel"],
         "transformer_layer_config": {name: value for name, value in config.items() if name not in outside},
         **{name: value for name, value in config.items() if name in outside},
     }

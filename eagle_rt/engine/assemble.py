@@ -52,10 +52,10 @@ def make_core(models: LoadedModels, config: EngineConfig) -> tuple[EngineCore, l
         raise ValueError(
             f"--speculative-eagle-topk {tree_shape.top_k} is more than the {draft_vocab_size} tokens that the head knows"
         )
-    if head and head.block and tree_shape.num_steps >= head.block.size:
+    if head and head.block and tree_shape.num_steps > head.block.most_steps:
         raise ValueError(
             f"--speculative-num-steps {tree_shape.num_steps} is more than the head guesses: it was trained with blocks of "
-            f"{head.block.size} tokens, the first of which is known; use at most {head.block.size - 1}"
+            f"{head.block.size} tokens, the first of which is known; use at most {head.block.most_steps}"
         )
     limits = scheduler_limits(config, models.target, head, tree_shape, dtype, models.context_length)
     num_slots = (limits.num_pages + 1) * limits.page_size  # with a page for the padding of captured steps

@@ -8,6 +8,7 @@ from eagle_rt.engine.capture import captured_trees
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.params import SamplingParams
+from eagle_rt.models.heads.spec import BlockSpec
 from eagle_rt.tree_shape import TreeShape
 
 DEFAULT_MAX_BATCH = {"cpu": 1, "cuda": 8}
@@ -32,7 +33,7 @@ def compile_passes(core: EngineCore, models: LoadedModels, config: EngineConfig)
     shape = core.runner.tree_shape
     batches = range(1, max_batch + 1)
     trees = captured_trees(config, shape) if config.captures_steps else [shape]
-    target_rows, head_rows = rows_of_passes(trees, batches, by_blocks=bool(models.head and models.head.block))
+    target_rows, head_rows = rows_of_passes(trees, batches, models.head.block if models.head else None)
     passes = [models.target.compile(target_rows)]
     if models.head and shape.num_steps:
         passes.append(models.head.compile(head_rows))
@@ -51,14 +52,16 @@ def compile_passes(core: EngineCore, models: LoadedModels, config: EngineConfig)
     return notes + [f"WARNING: --enable-torch-compile failed, this pass runs eagerly: {failure}" for failure in sorted(failures)]
 
 
-def rows_of_passes(trees: Iterable[TreeShape], batch_sizes: Iterable[int], *, by_blocks: bool = False) -> tuple[set[int], set[int]]:
-    """The rows of every pass of the target, and of the head, that steps with these trees make. by_blocks: the head guesses so."""
+def rows_of_passes(
+    trees: Iterable[TreeShape], batch_sizes: Iterable[int], block: BlockSpec | None = None
+) -> tuple[set[int], set[int]]:
+    """The rows of every pass of the target, and of the head, that steps with these trees make. block: of a head that guesses so."""
     target_rows, head_rows = set(), set()
     for tree in trees:
         # What the target has confirmed is read by the head, then each level but the last is fed to it.
         own = {tree.max_depth + 1} | ({tree.top_k} if tree.num_steps > 1 else set())
-        if by_blocks:
-            own = {tree.num_steps + 1}
+        if block:
+            own = {block.num_rows(tree.num_steps)}
         for batch_size in batch_sizes:
             target_rows.add(batch_size * tree.num_nodes)
             head_rows |= {batch_size * rows for rows in own}

@@ -218,8 +218,9 @@ class FitProbe:
         states = self._states_by_blocks(head, hidden, head.block) if head.block else self._states(head, hidden)
         target_ids = head.token_map.target_ids
         hits, log_probs = [], []
-        for own, labels in zip(states.split(ROWS_AT_ONCE), self.labels.split(ROWS_AT_ONCE), strict=True):
-            logits = head.logits(own).float()
+        parts = (each.split(ROWS_AT_ONCE) for each in (states, self._next_tokens[self._rows], self.labels))
+        for own, roots, labels in zip(*parts, strict=True):
+            logits = head.after(roots, head.logits(own)).float()
             hits.append(target_ids[logits.argmax(dim=-1)] == labels)
             is_label = target_ids == labels[:, None]
             log_probs.append(torch.where(is_label, logits.log_softmax(dim=-1), 0.0).sum(dim=-1))
@@ -231,7 +232,7 @@ class FitProbe:
         return head.forward(self._next_tokens, hidden, self._batch, pool, ReferenceAttention(hidden.dtype))[self._rows]
 
     def _states_by_blocks(self, head: Head, hidden: Tensor, block: BlockSpec) -> Tensor:
-        """[R, H] of the first masks after the tokens that counted rows are made from, each with a block of its own."""
+        """[R, H] of what stands after the tokens that counted rows are made from, each with a block of its own."""
         size, num_rows, device = min(MOST_IN_A_BLOCK, block.size), len(self._batch.tokens), self._rows.device
         pool = KVPool(head.rows, num_rows + size * ROWS_AT_ONCE, self._target.embedding.dtype, str(device))
         backend, states = ReferenceAttention(hidden.dtype), []
@@ -254,7 +255,7 @@ class FitProbe:
                 rows=HostRows(tuple(map(len, slots)), tuple(slots)),
                 tree_mask=HostMask(np.ones((size * len(rows), size), dtype=np.bool_), (size,) * len(rows)),
             )
-            states.append(head.guess_block(batch.tokens, batch, pool, backend).unflatten(0, (-1, size))[:, 1])
+            states.append(head.guess_block(batch.tokens, batch, pool, backend).unflatten(0, (-1, size))[:, block.first_row])
         return torch.cat(states)
 
     def _blind_acceptance(self, head: Head) -> float:

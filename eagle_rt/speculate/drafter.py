@@ -9,6 +9,7 @@ from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.heads.base import DraftHead, MaskRow
+from eagle_rt.models.heads.spec import BlockSpec
 from eagle_rt.speculate.operations import DraftNoise, StepOperations
 from eagle_rt.speculate.sequences import DecodeSequences
 from eagle_rt.tree.draft_tree import DraftTree, root_only
@@ -86,7 +87,7 @@ class TreeDrafter:
         positions = sequences.positions_at(depths)  # [L + 1, B, K]
         noise = self._noise(sequences, sequences.positions[:, None])
         paths = sequences.root_tokens[:, None, None][:, :, :0]
-        logits = self._logits(states) if ahead is None else ahead[:, :1]
+        logits = self._logits(states) if ahead is None else self._ahead_of(sequences.root_tokens[:, None], ahead[:, 0])
         candidates, beam = operations.first_level(self._judged(logits, sequences, paths), top_k, num_levels * top_k, noise)
         for level in range(num_levels):
             tokens = token_map.to_target(beam.tokens)
@@ -100,7 +101,7 @@ class TreeDrafter:
                 states = self._states_after(states, batch)
                 logits = self._logits(states)
             else:
-                logits = ahead[:, level + 1, None].expand(-1, top_k, -1)
+                logits = self._ahead_of(tokens, ahead[:, level + 1])
             noise = self._noise(sequences, positions[level + 1])
             candidates, beam = operations.next_level(candidates, beam, self._judged(logits, sequences, paths), noise)
         return operations.rerank(candidates, token_map.target_ids, sequences.root_tokens, self.tree.num_draft_tokens)
@@ -117,12 +118,19 @@ class TreeDrafter:
         """[B, D, W] after every level of trees whose roots have states [B, 1, H], whatever is drafted, of a head that drafts in
         parallel."""
         if self.head.block:
-            return self._logits(self._guess_blocks(sequences, self.head.block.mask_token))
+            return self._logits(self._guess_blocks(sequences, self.head.block))
         if not self.head.mask_row:
             return None
         if self.tree.num_steps > 1:
             states = torch.cat((states, self._masked_states(sequences, self.head.mask_row)), dim=1)
         return self._logits(states)
+
+    def _ahead_of(self, tokens: Tensor, logits: Tensor) -> Tensor:
+        """[B, Q, W] below nodes with target ids [B, Q], given what is guessed [B, W] of that level."""
+        logits = logits[:, None].expand(-1, tokens.shape[1], -1)
+        if not (self.head.block and self.head.block.pair_rank):
+            return logits
+        return self.head.after(tokens.flatten(), logits.flatten(0, 1)).view_as(logits)
 
     def _masked_states(self, sequences: DecodeSequences, mask_row: MaskRow) -> Tensor:
         """[B, D - 1, H] of all levels but the first, by one pass over a row for each."""
@@ -131,15 +139,16 @@ class TreeDrafter:
         positions = sequences.positions_at(torch.arange(count[1], device=device))
         return self._states_after(hidden, sequences.scratch_batch(tokens, positions, 0, tree_mask=None))
 
-    def _guess_blocks(self, sequences: DecodeSequences, mask_token: int) -> Tensor:
-        """[B, D, H] of all levels, by one pass over the root and a mask for each."""
-        batch_size, size, device = sequences.batch_size, self.tree.num_steps + 1, self.pool.device
-        masks = torch.full((batch_size, size - 1), mask_token, device=device)
+    def _guess_blocks(self, sequences: DecodeSequences, block: BlockSpec) -> Tensor:
+        """[B, D, H] of all levels, by one pass over the root and masks."""
+        batch_size, size, device = sequences.batch_size, block.num_rows(self.tree.num_steps), self.pool.device
+        masks = torch.full((batch_size, size - 1), block.mask_token, device=device)
         tokens = torch.cat((sequences.root_tokens[:, None], masks), dim=1)
         visible = self._operations.packed(torch.ones(size, size, dtype=torch.bool, device=device))
         mask = self._operations.beam_mask(visible.repeat(batch_size, 1, 1), size)
         batch = sequences.scratch_batch(tokens, sequences.positions_at(torch.arange(size, device=device)), 0, mask)
-        return self.head.guess_block(batch.tokens, batch, self.pool, self._backend).unflatten(0, (batch_size, size))[:, 1:]
+        states = self.head.guess_block(batch.tokens, batch, self.pool, self._backend)
+        return states.unflatten(0, (batch_size, size))[:, block.first_row :]
 
     def _judged(self, logits: Tensor, sequences: DecodeSequences, paths: Tensor) -> Tensor:
         """Logits [B, Q, W] after nodes that these tokens [B, Q, D] lead to, as the target will look at its own."""

@@ -77,7 +77,7 @@ class DrawnTreeDrafter(TreeDrafter):
         scores = [torch.zeros_like(tokens[0], dtype=torch.float32)]
         states, row_scores = self._states[sequences.state_rows][:, None], scores[0]
         ahead = self._logits_ahead(states, sequences)
-        logits = self._logits(states) if ahead is None else ahead[:, :1]
+        logits = self._logits(states) if ahead is None else self._ahead_of(tokens[0], ahead[:, 0])
         paths, num_rows = tokens[0][:, :, None][:, :, :0], 0
         for depth, level in enumerate(self._levels):
             noise = self._noise(sequences, positions_of_level(sequences, depth, row_scores))
@@ -91,7 +91,7 @@ class DrawnTreeDrafter(TreeDrafter):
             row_tokens, row_scores = (own[-1].index_select(1, level.inner) for own in (tokens, scores))
             paths = torch.cat((paths, row_tokens[:, :, None]), dim=2)
             if ahead is not None:
-                logits = ahead[:, depth + 1, None].expand(-1, row_tokens.shape[1], -1)
+                logits = self._ahead_of(row_tokens, ahead[:, depth + 1])
                 continue
             states = states.index_select(1, level.parent_rows)
             mask = operations.beam_mask(level.visible.repeat(sequences.batch_size, 1, 1), level.num_rows)

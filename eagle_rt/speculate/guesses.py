@@ -107,3 +107,22 @@ class LevelsAhead:
         self._paths = np.concatenate((self._paths[parent_rows], chosen.tokens[:, None]), axis=1)
         rows = np.searchsorted(self._owners, chosen.owners)
         return Guesses(self._logits[:, self._paths.shape[1]], self._owners, rows, self._paths)
+
+
+class PairedLevels(LevelsAhead):
+    """Of one in which the token before has a say (DSpark): what it guesses differs from node to node, by their tokens alone. roots:
+    [S] the last certain tokens."""
+
+    def __init__(self, head: DraftHead, owners: Ints, states: Tensor, roots: Ints) -> None:
+        super().__init__(head, owners, states)
+        self._head, self._roots = head, roots
+
+    def roots(self) -> Guesses:
+        return self._after(self._roots, super().roots(), self._owners)
+
+    def below(self, chosen: Candidates, parent_rows: Ints) -> Guesses:
+        return self._after(chosen.tokens, super().below(chosen, parent_rows), chosen.owners)
+
+    def _after(self, tokens: Ints, guesses: Guesses, owners: Ints) -> Guesses:
+        logits = self._head.after(torch.as_tensor(tokens, device=guesses.logits.device), guesses.of_each)
+        return Guesses(logits, owners, np.arange(len(tokens)), guesses.paths)

@@ -11,6 +11,7 @@ from eagle_rt.engine.compile import rows_of_passes
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import model_info
 from eagle_rt.engine.params import SamplingParams
+from eagle_rt.models.heads.spec import BlockSpec
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 
@@ -61,7 +62,8 @@ def test_strict_refuses(target_dir: Path, head_dir: Path) -> None:
 
 
 def test_passes_of_all_trees_are_compiled() -> None:
+    block = BlockSpec(0, 8, False, 0, (None,), False, False, 1.0, 1.0, None)
     assert rows_of_passes([NO_SPECULATION], [1, 2]) == ({1, 2}, {1, 2})
     assert rows_of_passes([TreeShape(1, 4, 5)], [1]) == ({5}, {2})
     assert rows_of_passes([TreeShape(3, 4, 8), TreeShape(2, 1, 3)], [1, 2]) == ({8, 16, 3, 6}, {4, 8, 3, 6, 1, 2})
-    assert rows_of_passes([TreeShape(3, 4, 8), TreeShape(2, 1, 3)], [1, 2], by_blocks=True) == ({8, 16, 3, 6}, {4, 8, 3, 6})
+    assert rows_of_passes([TreeShape(3, 4, 8), TreeShape(2, 1, 3)], [1, 2], block) == ({8, 16, 3, 6}, {4, 8, 3, 6})

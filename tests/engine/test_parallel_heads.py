@@ -36,7 +36,7 @@ class Served:
     algorithm: dict[str, str]
 
 
-@pytest.fixture(scope="module", params=["p-eagle", "dflash-windows", "dflash-speculators"])
+@pytest.fixture(scope="module", params=["p-eagle", "dflash-windows", "dspark-speculators"])
 def head(request: pytest.FixtureRequest, target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
     name, folder = request.param, tmp_path_factory.mktemp("head")
     if name in DFLASH_LAYOUTS:

@@ -12,7 +12,8 @@ from models.slow_head import HeadParts, LayerParts, normed, turned
 @dataclass
 class SlowBlocks:
     """parts: of kind DFLASH. windows: per layer, how far back it sees, or None; is_causal: per layer, whether rows of a block see
-    only those before them; head_norms: per layer, those of queries and of keys. num_masks: of a block."""
+    only those before them; head_norms: per layer, those of queries and of keys. num_levels: that a block tells. is_shifted:
+    a row tells the token after its place. pairs: [V, R] and [W, R], what a token says of the one after it."""
 
     parts: HeadParts
     mask_token: int
@@ -22,7 +23,9 @@ class SlowBlocks:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None
-    num_masks: int = 5
+    num_levels: int = 5
+    is_shifted: bool = False
+    pairs: tuple[Tensor, Tensor] | None = None
 
     @property
     def target_ids(self) -> Tensor:
@@ -30,16 +33,21 @@ class SlowBlocks:
         return torch.arange(len(self.parts.lm_head)) if own is None else own
 
     def logits_after(self, text: list[int], features: Tensor, path: tuple[int, ...]) -> Tensor:
-        """As `SlowHead.logits_after`: what is on the path is nowhere looked at."""
+        """As `SlowHead.logits_after`: of what is on the path only the last token is looked at, if any is."""
         parts = self.parts
-        block = torch.tensor([text[-1], *[self.mask_token] * self.num_masks])
+        block = torch.tensor([text[-1], *[self.mask_token] * (self.num_levels - self.is_shifted)])
         x = self.embedding_scale * parts.embedding[block]
         assert parts.fc is not None
         context = normed(features @ parts.fc.T, parts.hidden_norm, parts.eps)
         for index, layer in enumerate(parts.layers):
             x = self._run(index, layer, x, context)
-        logits = self.logit_scale * (normed(x, parts.final_norm, parts.eps)[1 + len(path)] @ parts.lm_head.T)
-        return logits if self.logit_cap is None else self.logit_cap * (logits / self.logit_cap).tanh()
+        row = len(path) + (not self.is_shifted)
+        logits = self.logit_scale * (normed(x, parts.final_norm, parts.eps)[row] @ parts.lm_head.T)
+        if self.logit_cap is not None:
+            logits = self.logit_cap * (logits / self.logit_cap).tanh()
+        if self.pairs is None:
+            return logits
+        return logits + self.pairs[1] @ self.pairs[0][int(self.target_ids[path[-1]]) if path else text[-1]]
 
     def _run(self, index: int, layer: LayerParts, x: Tensor, context: Tensor) -> Tensor:
         parts, (query_norm, key_norm), window = self.parts, self.head_norms[index], self.windows[index]

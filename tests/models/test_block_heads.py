@@ -1,4 +1,4 @@
-"""DFlash heads of every published layout against a slow implementation: whole trees, node for node."""
+"""DFlash and DSpark heads of every published layout against a slow implementation: whole trees, node for node."""
 
 import json
 from dataclasses import replace
@@ -27,18 +27,19 @@ def written(tmp_path_factory: pytest.TempPathFactory, target_dir: Path) -> dict[
     return {name: write_block_head(name, folder / name, target_dir) for name in DFLASH_LAYOUTS}
 
 
-def with_masks(written: Written, num_masks: int) -> Written:
-    return replace(written, slow=replace(written.slow, num_masks=num_masks))
+def with_levels(written: Written, num_levels: int) -> Written:
+    return replace(written, slow=replace(written.slow, num_levels=num_levels))
 
 
 @pytest.mark.parametrize("name", DFLASH_LAYOUTS)
 def test_trees_of_every_layout(written: dict[str, Written], target_dir: Path, name: str) -> None:
-    check_trees(with_masks(written[name], 5), target_dir, (5, 4, 16), 3, **DFLASH)
+    check_trees(with_levels(written[name], 5), target_dir, (5, 4, 16), 3, **DFLASH)
 
 
 @pytest.mark.parametrize("tree_shape", [(1, 3, 4), (3, 1, 4), (7, 4, 12)], ids=str)
-def test_trees_of_every_shape(written: dict[str, Written], target_dir: Path, tree_shape: tuple[int, int, int]) -> None:
-    check_trees(with_masks(written["dflash-windows"], tree_shape[0]), target_dir, tree_shape, 4, **DFLASH)
+@pytest.mark.parametrize("name", ["dflash-windows", "dspark"])
+def test_trees_of_every_shape(written: dict[str, Written], target_dir: Path, tree_shape: tuple[int, int, int], name: str) -> None:
+    check_trees(with_levels(written[name], tree_shape[0]), target_dir, tree_shape, 4, **DFLASH)
 
 
 @pytest.mark.parametrize("name", DFLASH_LAYOUTS)
@@ -71,30 +72,35 @@ FLIPS: list[tuple[str, dict[str, Any]]] = [
     ("dflash-scaled", {"is_causal": None}),
     ("dflash-speculators", {"aux_hidden_state_layer_ids": [1, 3, 5]}),
     ("dflash-speculators", {"mask_token_id": 17}),
+    ("dspark", {"architectures": ["DFlashDraftModel"]}),
+    ("dspark", {"markov_rank": 0}),
+    ("dspark-speculators", {"speculators_model_type": "dflash", "architectures": ["DFlashDraftModel"]}),
+    ("dflash-pairs", {"markov_rank": None}),
+    ("dflash-pairs", {"dflash_config": {"mask_token_id": MASK_TOKEN, "target_layer_ids": [1, 3, 5], "shift_label": True}}),
 ]
 
 
 @pytest.mark.parametrize(("name", "change"), FLIPS, ids=str)
 def test_a_flag_told_wrongly_changes_the_draft(target_dir: Path, tmp_path: Path, name: str, change: dict[str, Any]) -> None:
     """So that no flag is read and then forgotten."""
-    wrong = with_masks(write_block_head(name, tmp_path, target_dir), 4)
+    wrong = with_levels(write_block_head(name, tmp_path, target_dir), 4)
     changed(tmp_path, change)
     with pytest.raises(AssertionError):
         check_trees(wrong, target_dir, (4, 3, 12), 3, **DFLASH)
 
 
 @torch.inference_mode()
-def test_how_often_it_foresees_a_token(written: dict[str, Written], target_dir: Path) -> None:
+@pytest.mark.parametrize("name", ["dflash-windows", "dspark"])
+def test_how_often_it_foresees_a_token(written: dict[str, Written], target_dir: Path, name: str) -> None:
     """By the slow twin: what it makes of a block after each of the target's own tokens."""
-    config = make_config(
-        target_dir, written["dflash-windows"].directory, (3, 2, 6), speculative_draft_model_quantization="none", **DFLASH
-    )
+    config = make_config(target_dir, written[name].directory, (3, 2, 6), speculative_draft_model_quantization="none", **DFLASH)
     info = model_info(config)
     models = load_models(config, info)
     probe = FitProbe(models, config, info.tokenizer, num_new_tokens=6)
     assert models.head
     hits, log_probs = probe.guesses(models.head)
-    slow, row = with_masks(written["dflash-windows"], MOST_IN_A_BLOCK - 1).slow, 0
+    assert models.head.block
+    slow, row = with_levels(written[name], MOST_IN_A_BLOCK - models.head.block.first_row).slow, 0
     for text, prompt_length in zip(probe._texts, probe.prompt_lengths, strict=True):
         features = true_features(target_dir, [*text, 0], LAYERS)
         for length in range(prompt_length, len(text) + 1):
@@ -106,6 +112,14 @@ def test_how_often_it_foresees_a_token(written: dict[str, Written], target_dir: 
     names = [convention.description for convention in other_conventions(models.head, models.spec)]
     assert any("rope_theta" in name for name in names)
     assert not any("embedding" in name for name in names)
+
+
+def test_what_a_token_says_of_the_next_is_narrowed_too(written: dict[str, Written], target_dir: Path) -> None:
+    head = load_head(written["dspark-speculators"].directory, load_target(target_dir), "DFLASH", torch.float32, "cpu")[0]
+    known = head.token_map.target_ids.tolist()
+    narrowed, states, tokens = head.narrowed(torch.tensor(known[50:10:-3])), torch.randn(4, 64), torch.tensor([5, 6, 200, 0])
+    expected = head.after(tokens, head.logits(states))[:, [known.index(token) for token in narrowed.token_map.target_ids.tolist()]]
+    torch.testing.assert_close(narrowed.after(tokens, narrowed.logits(states)), expected, rtol=1e-5, atol=1e-5)
 
 
 def changed(directory: Path, change: dict[str, Any]) -> None:
@@ -125,6 +139,8 @@ def changed(directory: Path, change: dict[str, Any]) -> None:
             {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1], "selector_rank": 4}},
             "has selector_rank: drafters .*DFlash 2",
         ),
+        ({"model_type": "gemma4_text"}, "layers are those of gemma4_text, which is not supported"),
+        ({"markov_rank": 4, "markov_head_type": "rnn"}, "markov_head_type rnn .* is not supported, vanilla is"),
         ({"block_size": 1}, "block_size in the head's config.json is 1"),
         ({"hidden_size": 48}, "hidden_size is 48 and the target's 64, .* made for another target"),
     ],
@@ -141,10 +157,12 @@ def test_what_is_asked_of_it_wrongly(written: dict[str, Written], target_dir: Pa
     directory = written["dflash"].directory
     with pytest.raises(ValueError, match=f"num-steps {BLOCK_SIZE} is more than the head guesses: .* use at most {BLOCK_SIZE - 1}"):
         make_core(target_dir, directory, (BLOCK_SIZE, 2, 10), **DFLASH)
+    with pytest.raises(ValueError, match=f"num-steps {BLOCK_SIZE} is more than the head guesses: .* use at most {BLOCK_SIZE - 1}"):
+        make_core(target_dir, written["dspark"].directory, (BLOCK_SIZE, 2, 10), **DFLASH)
     with pytest.raises(ValueError, match="holds a head of kind DFLASH: use --speculative-algorithm DFLASH, not EAGLE3"):
         make_core(target_dir, directory, (3, 2, 6))
     eagle3 = write_head("eagle3-vicuna", tmp_path, target_dir).directory
     with pytest.raises(ValueError, match="holds a head of kind EAGLE3: use --speculative-algorithm EAGLE3, not DFLASH"):
         make_core(target_dir, eagle3, (3, 2, 6), **DFLASH)
     with pytest.raises(ValueError, match="DFLASH needs --speculative-draft-model-path"):
-        make_core(target_dir, None, (3, 2, 6), **DFLASH)
+        make_core(target_dir, None, (3, 2, 6), speculative_draft_model_path=None, **DFLASH)

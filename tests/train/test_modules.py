@@ -69,7 +69,7 @@ def twin_of_blocks(trainee: DFlashTrainee) -> SlowBlocks:
         final_norm=weights["norm.weight"],
     )
     norms = [tuple(weights[f"layers.{index}.self_attn.{part}_norm.weight"] for part in "qk") for index in range(num_layers)]
-    return SlowBlocks(parts, MASK_TOKEN, [None] * num_layers, [False] * num_layers, norms, num_masks=NUM_UNROLLED)
+    return SlowBlocks(parts, MASK_TOKEN, [None] * num_layers, [False] * num_layers, norms, num_levels=NUM_UNROLLED)
 
 
 def make_trainee(kind: str) -> Trainee:

@@ -76,6 +76,10 @@ class DraftHead(Protocol):
         [T, H] of what stands in each of these places. batch: its tree mask lets the rows of a block see all of it."""
         ...
 
+    def after(self, tokens: Tensor, logits: Tensor) -> Tensor:
+        """[R, W] of what a block tells of places, where these target ids [R] stand before them."""
+        ...
+
 
 class Head(CompilableLayers, ABC):
     """What a head goes by stands in `spec`; weights are fixed at construction. Kinds differ in `_layers`, a pass over tokens [T],
@@ -127,8 +131,12 @@ class Head(CompilableLayers, ABC):
             raise ValueError(f"none of the {len(target_ids)} tokens of the token map is in the head's draft vocabulary")
         other = copy.copy(self)
         other.token_map = TokenMap(ours[kept])
-        other._lm_head = self._lm_head.rows(kept)
+        other._keep_outputs(kept)
         return other
+
+    def _keep_outputs(self, kept: Tensor) -> None:
+        """Only those of these draft ids."""
+        self._lm_head = self._lm_head.rows(kept)
 
     def quantized(self) -> Self:
         """The same head with weights of eight bits, but for embeddings, norms and what reads hidden states: half as much is read
@@ -155,6 +163,9 @@ class Head(CompilableLayers, ABC):
 
     def guess_block(self, tokens: Tensor, batch: Batch, pool: KVPool, backend: AttentionBackend) -> Tensor:
         raise NotImplementedError(f"a head of kind {self.spec.kind} guesses no blocks")
+
+    def after(self, tokens: Tensor, logits: Tensor) -> Tensor:
+        return logits
 
 
 class LayeredHead(Head):

@@ -1,4 +1,5 @@
-"""DFlash heads: a few layers that guess a whole block of tokens in one pass (Chen, Liang and Liu, "DFlash", 2026)."""
+"""DFlash heads: a few layers that guess a whole block of tokens in one pass (Chen, Liang and Liu, "DFlash", 2026); and DSpark's, in
+which the token before has a say (DeepSeek-AI, "DSpark", 2026)."""
 
 from dataclasses import replace
 from typing import Self
@@ -19,7 +20,7 @@ from eagle_rt.models.heads.base import LayeredHead
 from eagle_rt.models.heads.spec import HeadSpec
 from eagle_rt.models.heads.vocabulary import read_lm_head, read_token_map
 from eagle_rt.models.layers import Block, norm
-from eagle_rt.models.linear import linear, merged_linear
+from eagle_rt.models.linear import Linear, linear, merged_linear
 from eagle_rt.models.pass_context import pass_context
 from eagle_rt.models.weights import Checkpoint
 
@@ -27,6 +28,9 @@ from eagle_rt.models.weights import Checkpoint
 class DFlashHead(LayeredHead):
     """g = norm(fc(features)); every layer has keys and values of each g, and of the rows of a block, which are the embeddings of
     its first token and of masks; these look at all of both, and what becomes of a mask tells the token in its place.
+
+    DSpark adds to its logits w2(w1[token before]), of a low rank: guesses then depend on what was drafted above them. (Its
+    estimates of what will be accepted are not used.)
 
     (DFlash, section 4.) Nothing else of a text goes through the layers: a row of it costs one product for the keys and values of
     all of them.
@@ -52,11 +56,21 @@ class DFlashHead(LayeredHead):
         token_map = read_token_map(checkpoint, spec.draft_vocab_size, target.spec.vocab_size)
         self.token_map = token_map.to(target.embedding.device)
         self._lm_head = read_lm_head(checkpoint, spec, self._embedding, target)
+        self._pairs: tuple[Tensor, Linear] | None = None
+        if own.pair_rank:
+            self._pairs = self._read_pairs(checkpoint, target.spec.vocab_size, own.pair_rank)
         self._stack: StackedLayers | None = None
+
+    def _keep_outputs(self, kept: Tensor) -> None:
+        super()._keep_outputs(kept)
+        if self._pairs:
+            self._pairs = self._pairs[0], self._pairs[1].rows(kept)
 
     def quantized(self) -> Self:
         other = super().quantized()
         other._keys_and_values = self._keys_and_values.quantized()
+        if self._pairs:
+            other._pairs = self._pairs[0], self._pairs[1].quantized()
         return other
 
     def join_layers(self) -> None:
@@ -101,3 +115,16 @@ class DFlashHead(LayeredHead):
         if own.logit_scale != 1.0:
             logits = logits * own.logit_scale
         return own.logit_cap * torch.tanh(logits / own.logit_cap) if own.logit_cap else logits
+
+    def after(self, tokens: Tensor, logits: Tensor) -> Tensor:
+        if not self._pairs:
+            return logits
+        embedding, output = self._pairs
+        return logits + output(embed(tokens, embedding))
+
+    def _read_pairs(self, checkpoint: Checkpoint, vocab_size: int, rank: int) -> tuple[Tensor, Linear]:
+        """w1 [V, R], by target ids, and w2 [W, R], by draft ids."""
+        for name in ("confidence_head.proj.weight", "confidence_head.proj.bias"):
+            checkpoint.skip(name)
+        w2 = linear(checkpoint, "markov_head.markov_w2", self.spec.draft_vocab_size, rank)
+        return checkpoint.take("markov_head.markov_w1.weight", (vocab_size, rank)), w2

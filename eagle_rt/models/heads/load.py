@@ -69,7 +69,8 @@ def mtp_name(stored: str, target: ModelSpec) -> str | None:
 
 def head_kind(checkpoint: Checkpoint, config: dict[str, Any]) -> str:
     """Raises ValueError if this is no head at all."""
-    if "dflash_config" in config or config.get("speculators_model_type") == "dflash":
+    name = (config.get("architectures") or [""])[0]
+    if "dflash_config" in config or "DFlash" in name or "DSpark" in name:
         return "DFLASH"
     if "layers.0.hidden_norm.weight" in checkpoint:
         return "EAGLE3"
