@@ -386,7 +386,7 @@ LAYOUTS = (*EAGLE_LAYOUTS, *EAGLE3_LAYOUTS)
 
 def served_as(kind: str) -> str:
     """The algorithm that a head of a kind that can be trained is served with."""
-    return "EAGLE3" if kind == "PEAGLE" else kind
+    return {"PEAGLE": "EAGLE3", "DSPARK": "DFLASH"}.get(kind, kind)
 
 
 def write_head(name: str, directory: Path, target_dir: Path) -> Written:

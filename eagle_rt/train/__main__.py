@@ -56,6 +56,9 @@ def add_fit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     parser.add_argument(
         "--mask-token-id", type=int, help="what a PEAGLE or DFLASH head is fed beyond the text (default: the padding token)"
     )
+    parser.add_argument(
+        "--markov-rank", type=int, default=0, help="of what a token says of the next one, in a DFLASH head (DSpark)"
+    )
     parser.add_argument("--start-from", type=Path, metavar="HEAD", help="folder of a head that `export` wrote, to train further")
     parser.add_argument("--num-steps", type=int, default=10000, help="optimizer steps")
     parser.add_argument("--batch-size", type=int, default=16, help="rows a step, over all devices")
@@ -95,6 +98,7 @@ def fit(args: argparse.Namespace) -> None:
         start_from=args.start_from,
         num_layers=args.num_layers or {"PEAGLE": 4, "DFLASH": 5}.get(args.kind, 1),
         mask_token=padding_token(info) if args.mask_token_id is None else args.mask_token_id,
+        markov_rank=args.markov_rank,
         checkpoint_every=args.checkpoint_every,
     )
     trainer = HeadTrainer(models.target, texts, fit_config)

@@ -74,9 +74,22 @@ class BlockLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+class Pairs(nn.Module):
+    """What a token says of the one after it (DSpark); nothing at first."""
+
+    def __init__(self, vocab_size: int, rank: int) -> None:
+        super().__init__()
+        self.markov_w1, self.markov_w2 = nn.Embedding(vocab_size, rank), nn.Linear(rank, vocab_size, bias=False)
+        nn.init.zeros_(self.markov_w2.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.markov_w2(self.markov_w1(tokens))
+
+
 class DFlashTrainee(Trainee):
     """A DFlash head (Chen, Liang and Liu, 2026), with the target's output layer, [V, H]. All levels come of one pass: unroll step j
-    is what mask j + 1 of each block tells. (The paper draws some first tokens of each text; here all are.)
+    is what mask j + 1 of each block tells. (The paper draws some first tokens of each text; here all are.) With a `markov_rank` in its config the token before has a say, as
+    in DSpark.
 
     mask_embedding: [H] the target's of the mask token.
     """
@@ -90,6 +103,7 @@ class DFlashTrainee(Trainee):
         self.fc = nn.Linear(num_features * size, size, bias=False)
         self.hidden_norm, self.norm = nn.RMSNorm(size, eps=eps), nn.RMSNorm(size, eps=eps)
         self.layers = nn.ModuleList([BlockLayer(config) for _ in range(config["num_hidden_layers"])])
+        self.markov_head = Pairs(config["vocab_size"], rank) if (rank := config.get("markov_rank")) else None
         self.register_buffer("lm_head", lm_head, persistent=False)
         self.register_buffer("mask_embedding", mask_embedding, persistent=False)
 
@@ -112,6 +126,9 @@ class DFlashTrainee(Trainee):
 
     def logits(self, states: Tensor) -> Tensor:
         return functional.linear(self.norm(states), self.lm_head)
+
+    def after(self, tokens: Tensor, logits: Tensor) -> Tensor:
+        return logits + self.markov_head(tokens) if self.markov_head else logits
 
     def labels(self, target_logits: Tensor) -> Tensor:
         return target_logits.softmax(dim=-1)

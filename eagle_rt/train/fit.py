@@ -32,7 +32,7 @@ class FitConfig:
     """kind: EAGLE3, PEAGLE, DFLASH or EAGLE; batch_size rows a step, read `micro_batch_size` at a time; num_unrolled levels;
     optimizer: adamw, or muon, which small heads learn faster with; start_from: a head that `export` wrote, whose draft vocabulary
     grows if draft_vocab_size is larger; num_layers: of the head; mask_token: what a PEAGLE or DFLASH head is fed where no token is
-    known yet."""
+    known yet; markov_rank: of what a token says of the one after it, in a DFLASH head."""
 
     kind: str
     num_steps: int
@@ -46,6 +46,7 @@ class FitConfig:
     start_from: Path | None = None
     num_layers: int = 1
     mask_token: int = 0
+    markov_rank: int = 0
     held_out_fraction: float = 0.02
     checkpoint_every: int = 250
 
@@ -79,7 +80,8 @@ def head_config(target: Decoder, fit: FitConfig, draft_vocab_size: int) -> dict[
         layers = [layer - 1 for layer in default_feature_layers(spec.num_layers)]  # whose outputs are meant
         own = {"mask_token_id": fit.mask_token, "target_layer_ids": layers}
         named = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_target_layers": spec.num_layers}
-        return {**config, **named, "block_size": 1 + fit.num_unrolled, "dflash_config": own}
+        pairs = {"markov_rank": fit.markov_rank, "markov_head_type": "vanilla"} if fit.markov_rank else {}
+        return {**config, **named, **pairs, "block_size": 1 + fit.num_unrolled, "dflash_config": own}
     return {**config, "draft_vocab_size": draft_vocab_size, **({"ptd_token_id": fit.mask_token} if fit.kind == "PEAGLE" else {})}
 
 
@@ -89,6 +91,8 @@ def make_trainee(target: Decoder, config: FitConfig, texts: list[Text]) -> Train
     Raises:
         ValueError: there is no such head, or the one to start from is another.
     """
+    if config.kind != "DFLASH" and config.markov_rank:
+        raise ValueError(f"--markov-rank {config.markov_rank} is for heads of kind DFLASH")
     if config.kind == "EAGLE" and config.num_layers > 1:
         raise ValueError(f"--num-layers {config.num_layers} is for heads of other kinds: an EAGLE head has 1")
     lm_head, vocab_size = target.lm_head.weight, target.spec.vocab_size
@@ -118,10 +122,11 @@ def make_trainee(target: Decoder, config: FitConfig, texts: list[Text]) -> Train
     trainee = trainee.to(target.embedding.device)
     trainee.start_from(lm_head, target.final_norm.weight)
     if given:
-        # What an EAGLE-3 head lacks to draft in parallel it may learn.
-        new = {name: own for name, own in trainee.state_dict().items() if name.startswith(("mask_hidden", "layers."))}
+        # What an EAGLE-3 head lacks to draft in parallel it may learn, or a DFlash head what tokens say of the next.
+        learned = {"PEAGLE": ("mask_hidden", "layers."), "DFLASH": ("markov_head.",)}.get(config.kind, ())
+        new = {name: own for name, own in trainee.state_dict().items() if name.startswith(learned)}
         try:
-            trainee.load_state_dict({**new, **given} if config.kind == "PEAGLE" else given)
+            trainee.load_state_dict({**new, **given})
         except RuntimeError as error:
             raise ValueError(f"{config.start_from} is no {config.kind} head for this target: {error}") from None
     return trainee
@@ -232,7 +237,7 @@ class HeadTrainer:
             logits = target.logits(final[counts].to(target.embedding.dtype))
         precision = self._config.precision
         with torch.autocast(self._device.type, precision, enabled=precision != torch.float32):
-            return self.trainee.unrolled_losses(embeddings, features, final, logits, counts, num_unrolled)
+            return self.trainee.unrolled_losses(tokens, embeddings, features, final, logits, counts, num_unrolled)
 
     def _noise(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
         scale = FEATURE_NOISE * 512 / shape[1]

@@ -54,7 +54,7 @@ def muon_for(module: nn.Module, *, matrix_lr: float, other_lr: float) -> list[to
     for name, parameter in module.named_parameters():
         if not parameter.requires_grad:
             continue
-        is_table = "embed" in name or "lm_head" in name
+        is_table = any(part in name for part in ("embed", "lm_head", "markov"))
         (matrices if parameter.ndim == 2 and not is_table else others).append(parameter)
     return [
         Muon(matrices, lr=matrix_lr),

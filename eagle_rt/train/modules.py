@@ -141,6 +141,10 @@ class Trainee(nn.Module):
     def to_target(self, draft_tokens: Tensor) -> Tensor:
         return draft_tokens
 
+    def after(self, tokens: Tensor, logits: Tensor) -> Tensor:
+        """Logits [R, W] of what follows these tokens [R], where they have a say in it."""
+        return logits
+
     def unroll(self, embeddings: Tensor, features: Tensor, num_unrolled: int) -> Iterator[tuple[slice, Tensor]]:
         """Per unroll step, the positions that the states stand for, and the states [B, T - num_unrolled, H].
 
@@ -158,6 +162,7 @@ class Trainee(nn.Module):
 
     def unrolled_losses(
         self,
+        tokens: Tensor,
         embeddings: Tensor,
         features: Tensor,
         target_states: Tensor,
@@ -167,7 +172,7 @@ class Trainee(nn.Module):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """(sums of the losses, numbers of agreements) of steps 0 .. num_unrolled - 1.
 
-        features: [B, T, F] that the head is given; counts: [B, T] bool, the positions whose next token is worth predicting;
+        tokens: [B, T]; features: [B, T, F] that the head is given; counts: [B, T] bool, the positions whose next token is worth predicting;
         target_states: [B, T, H] the target's final hidden states; target_logits: [R, V] at the R counted positions. An agreement
         is a position where the head's favourite token is the target's.
         """
@@ -180,7 +185,7 @@ class Trainee(nn.Module):
             counted = counts[:, shifted]
             rows = row_numbers[:, shifted][counted]
             states = states[counted]
-            logits = self.logits(states).float()
+            logits = self.after(tokens[:, shifted][counted], self.logits(states)).float()
             losses.append(self.loss(states, logits, labels[rows], target_states[:, shifted][counted], is_draftable[rows]))
             agreements.append((self.to_target(logits.argmax(dim=-1)) == favourites[rows]).sum())
         return losses, agreements

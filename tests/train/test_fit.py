@@ -162,9 +162,27 @@ def test_an_eagle_3_head_can_learn_to_draft_in_parallel(target_dir: Path, tmp_pa
     assert log_of[0] == log_of[1], "the second layer adds nothing yet"
 
 
+def test_a_dflash_head_can_learn_what_a_token_says_of_the_next(target_dir: Path, tmp_path: Path) -> None:
+    first = trainer(target_dir, kind="DFLASH")
+    first.run(tmp_path / "run")
+    export_head(first.trainee.config, first.trainee.state_dict(), tmp_path / "head", torch.float32)
+    further = trainer(target_dir, kind="DFLASH", start_from=tmp_path / "head", markov_rank=4, num_steps=40, learning_rate=0.01)
+    assert further.loss_at(0, 0)[0] == first.loss_at(0, 0)[0], "it says nothing yet"
+    further.run(tmp_path / "further")
+    export_head(further.trainee.config, further.trainee.state_dict(), tmp_path / "pairs", torch.float32)
+    assert further.loss_at(0, 0)[0] < first.loss_at(0, 0)[0]
+    core = make_core(target_dir, tmp_path / "pairs", (2, 2, 6), speculative_algorithm="DFLASH")
+    head = core.runner.host_stepper.drafter.head
+    assert head.block.pair_rank == 4
+    logits = torch.zeros(3, 262)
+    assert (head.after(torch.tensor([5, 6, 7]), logits) - logits).abs().max() > 1e-4
+
+
 def test_numbers_that_no_head_has(target_dir: Path) -> None:
     with pytest.raises(ValueError, match="--num-layers 2 is for heads of other kinds"):
         trainer(target_dir, kind="EAGLE", num_layers=2)
+    with pytest.raises(ValueError, match="--markov-rank 4 is for heads of kind DFLASH"):
+        trainer(target_dir, kind="PEAGLE", markov_rank=4)
     for token in (-1, 262):
         with pytest.raises(ValueError, match=f"--mask-token-id {token} is no token: the target has 262"):
             trainer(target_dir, kind="PEAGLE", mask_token=token)

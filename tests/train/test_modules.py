@@ -69,13 +69,16 @@ def twin_of_blocks(trainee: DFlashTrainee) -> SlowBlocks:
         final_norm=weights["norm.weight"],
     )
     norms = [tuple(weights[f"layers.{index}.self_attn.{part}_norm.weight"] for part in "qk") for index in range(num_layers)]
-    return SlowBlocks(parts, MASK_TOKEN, [None] * num_layers, [False] * num_layers, norms, num_levels=NUM_UNROLLED)
+    pairs = tuple(weights[f"markov_head.markov_w{part}.weight"] for part in (1, 2)) if trainee.markov_head else None
+    return SlowBlocks(parts, MASK_TOKEN, [None] * num_layers, [False] * num_layers, norms, num_levels=NUM_UNROLLED, pairs=pairs)
 
 
 def make_trainee(kind: str) -> Trainee:
+    markov_rank, kind = (8, "DFLASH") if kind == "DSPARK" else (0, kind)
     if kind == "DFLASH":
         own = {"mask_token_id": MASK_TOKEN, "target_layer_ids": [1, 3, 5]}
-        config = {**CONFIG, "num_hidden_layers": 2, "block_size": 1 + NUM_UNROLLED, "dflash_config": own}
+        sizes = {"num_hidden_layers": 2, "block_size": 1 + NUM_UNROLLED, "draft_vocab_size": None, "markov_rank": markov_rank}
+        config = {**CONFIG, **sizes, "dflash_config": own}
         trainee = DFlashTrainee(config, LM_HEAD, EMBEDDING[MASK_TOKEN])
     elif kind == "PEAGLE":
         config = {**CONFIG, "num_hidden_layers": 2, "ptd_token_id": MASK_TOKEN}
@@ -89,7 +92,7 @@ def make_trainee(kind: str) -> Trainee:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["EAGLE3", "PEAGLE", "DFLASH", "EAGLE"])
+@pytest.mark.parametrize("kind", ["EAGLE3", "PEAGLE", "DFLASH", "DSPARK", "EAGLE"])
 def test_unrolled_losses_are_those_of_drafting(kind: str) -> None:
     trainee = make_trainee(kind)
     slow = twin(trainee)
@@ -100,7 +103,7 @@ def test_unrolled_losses_are_those_of_drafting(kind: str) -> None:
     counts = torch.tensor([False, False, True, True, False, True, True, True, True])
     all_logits = torch.randn(LENGTH, family_configs.VOCAB_SIZE, generator=GENERATOR) * 2
     losses, agreements = trainee.unrolled_losses(
-        EMBEDDING[text][None], features[None], target_states[None], all_logits[counts], counts[None], NUM_UNROLLED
+        text[None], EMBEDDING[text][None], features[None], target_states[None], all_logits[counts], counts[None], NUM_UNROLLED
     )
 
     num_slots = LENGTH - NUM_UNROLLED
@@ -116,7 +119,7 @@ def test_unrolled_losses_are_those_of_drafting(kind: str) -> None:
             num_agreeing += int(slow.target_ids[logits.argmax()]) == favourite
             labels = all_logits[place, slow.target_ids].softmax(-1)
             if kind != "EAGLE":
-                expected += functional.cross_entropy(logits, labels) * (kind == "DFLASH" or favourite in DRAFT_TOKENS)
+                expected += functional.cross_entropy(logits, labels) * (kind in ("DFLASH", "DSPARK") or favourite in DRAFT_TOKENS)
             else:
                 rows = torch.tensor([text[index] for index in range(1, place + 1)])
                 hidden = features[: slot + 1]
@@ -128,7 +131,7 @@ def test_unrolled_losses_are_those_of_drafting(kind: str) -> None:
         assert int(agreements[step]) == num_agreeing
 
 
-@pytest.mark.parametrize("kind", ["EAGLE3", "PEAGLE", "DFLASH", "EAGLE"])
+@pytest.mark.parametrize("kind", ["EAGLE3", "PEAGLE", "DFLASH", "DSPARK", "EAGLE"])
 def test_an_exported_head_is_the_one_that_was_trained(target_dir: Path, tmp_path: Path, kind: str) -> None:
     trainee = make_trainee(kind)
     export_head(trainee.config, trainee.state_dict(), tmp_path, torch.float32)
@@ -136,7 +139,7 @@ def test_an_exported_head_is_the_one_that_was_trained(target_dir: Path, tmp_path
     assert unused == []
     assert torch.equal(head.token_map.target_ids, twin(trainee).target_ids)
     assert (head.mask_row and head.mask_row.token) == (MASK_TOKEN if kind == "PEAGLE" else None)
-    assert (head.block and (head.block.mask_token, head.block.size)) == ((MASK_TOKEN, 5) if kind == "DFLASH" else None)
+    assert (head.block and (head.block.mask_token, head.block.size)) == ((MASK_TOKEN, 5) if kind in ("DFLASH", "DSPARK") else None)
     states = torch.randn(3, 64)
     if kind in ("EAGLE3", "PEAGLE"):
         torch.testing.assert_close(head.logits(states), trainee.logits(states), rtol=1e-4, atol=1e-4)
