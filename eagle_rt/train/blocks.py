@@ -88,8 +88,8 @@ class Pairs(nn.Module):
 
 class DFlashTrainee(Trainee):
     """A DFlash head (Chen, Liang and Liu, 2026), with the target's output layer, [V, H]. All levels come of one pass: unroll step j
-    is what mask j + 1 of each block tells. (The paper draws some first tokens of each text; here all are.) With a `markov_rank` in its config the token before has a say, as
-    in DSpark.
+    is what mask j + 1 of each block tells. (The paper draws some first tokens of each text; here all are.) With a
+    `markov_rank` in its config the token before has a say, as in DSpark.
 
     mask_embedding: [H] the target's of the mask token.
     """

@@ -172,9 +172,9 @@ class Trainee(nn.Module):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """(sums of the losses, numbers of agreements) of steps 0 .. num_unrolled - 1.
 
-        tokens: [B, T]; features: [B, T, F] that the head is given; counts: [B, T] bool, the positions whose next token is worth predicting;
-        target_states: [B, T, H] the target's final hidden states; target_logits: [R, V] at the R counted positions. An agreement
-        is a position where the head's favourite token is the target's.
+        tokens: [B, T]; features: [B, T, F] that the head is given; counts: [B, T] bool, the positions whose next token is worth
+        predicting; target_states: [B, T, H] the target's final hidden states; target_logits: [R, V] at the R counted
+        positions. An agreement is a position where the head's favourite token is the target's.
         """
         row_numbers = (counts.flatten().cumsum(0) - 1).view_as(counts)
         labels = self.labels(target_logits)
