@@ -87,13 +87,16 @@ def test_a_head_that_drafts_in_parallel_grows_alike(built_in: Path, tmp_path: Pa
 
 
 def write_block_head(target_dir: Path, directory: Path) -> None:
-    """A new DFlash head, whose layers do something."""
+    """A new DFlash head, whose layers do something, and in which the token before has a say."""
     numbers = {"num_steps": 1, "batch_size": 1, "micro_batch_size": 1, "num_unrolled": 4, "draft_vocab_size": 0, "num_layers": 2}
+    numbers |= {"markov_rank": 4}
     config = FitConfig("DFLASH", learning_rate=0.0, optimizer="adamw", precision=torch.float32, mask_token=2, **numbers)
     trainee = make_trainee(load_target(target_dir), config, [])
     for name, parameter in trainee.named_parameters():
         if name.endswith("_norm.weight"):  # of queries and keys, too
             parameter.data.mul_(1.5 + torch.rand(parameter.shape, generator=torch.Generator().manual_seed(len(name))))
+        if "markov_w2" in name:
+            parameter.data.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
     export_head(trainee.config, trainee.state_dict(), directory, torch.float32)
 
 

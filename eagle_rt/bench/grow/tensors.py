@@ -190,6 +190,8 @@ def grown_head(small: Checkpoint, config: dict[str, Any], shape: GrownShape) -> 
     grower = Grower(small, sizes)
     if "dflash_config" in config:
         yield from grown_block_head(grower, sizes, config["num_hidden_layers"])
+        if rank := config.get("markov_rank"):
+            yield from grown_pairs(grower, small, (config["vocab_size"], rank), shape.vocab_size)
         return
     yield "fc.weight", grown_fusion(grower, sizes)
     yield from grower.layer("layers.0.", "midlayer.", num_parts=2)
@@ -225,6 +227,15 @@ def grown_block_head(grower: Grower, sizes: Sizes, num_layers: int) -> Iterator[
         yield from grower.layer(f"layers.{index}.", f"layers.{index}.")
         yield f"layers.{index}.input_layernorm.weight", grower.norm(f"layers.{index}.input_layernorm.weight")
     yield "norm.weight", grower.norm("norm.weight", constant=CONSTANT_NORM)
+
+
+def grown_pairs(grower: Grower, small: Checkpoint, size: tuple[int, int], num_large: int) -> Iterator[tuple[str, Tensor]]:
+    """What a token says of the one after it: whatever the added ones say, or is said of them, they are not drafted."""
+    for part in (1, 2):
+        name = f"markov_head.markov_w{part}.weight"
+        weight = grower.random(name, num_large, size[1])
+        weight[: size[0]] = small.take(name, size)
+        yield name, weight
 
 
 def grown_mask(small: Checkpoint, sizes: Sizes) -> Tensor:
