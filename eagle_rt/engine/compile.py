@@ -8,7 +8,7 @@ from eagle_rt.engine.capture import captured_trees
 from eagle_rt.engine.core import EngineCore, run_to_end
 from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.params import SamplingParams
-from eagle_rt.models.heads.spec import BlockSpec
+from eagle_rt.models.heads.block_spec import BlockSpec
 from eagle_rt.tree_shape import TreeShape
 
 DEFAULT_MAX_BATCH = {"cpu": 1, "cuda": 8}

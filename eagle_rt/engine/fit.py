@@ -26,7 +26,8 @@ from eagle_rt.engine.load import LoadedModels
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.decoder import FINAL_NORM
 from eagle_rt.models.heads.base import Head
-from eagle_rt.models.heads.spec import BlockSpec, default_feature_layers
+from eagle_rt.models.heads.block_spec import BlockSpec
+from eagle_rt.models.heads.spec import default_feature_layers
 from eagle_rt.models.reading import read_texts, text_batch, text_pool
 from eagle_rt.models.spec import ModelSpec
 from eagle_rt.models.tokenizer import question_tokens

@@ -9,7 +9,7 @@ from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.batch import Batch
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.heads.base import DraftHead, MaskRow
-from eagle_rt.models.heads.spec import BlockSpec
+from eagle_rt.models.heads.block_spec import BlockSpec
 from eagle_rt.speculate.operations import DraftNoise, StepOperations
 from eagle_rt.speculate.sequences import DecodeSequences
 from eagle_rt.tree.draft_tree import DraftTree, root_only

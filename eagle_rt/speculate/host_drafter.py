@@ -15,7 +15,7 @@ from eagle_rt.batch import Batch, HostRows, slots_at
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.dispatch import compiled_kernel
 from eagle_rt.models.heads.base import DraftHead
-from eagle_rt.models.heads.spec import BlockSpec
+from eagle_rt.models.heads.block_spec import BlockSpec
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Bools, Candidates, Ints, joined
 from eagle_rt.speculate.guesses import FedLevels, Guesses, Levels, LevelsAhead, PairedLevels

@@ -11,7 +11,7 @@ from eagle_rt.engine.compile import rows_of_passes
 from eagle_rt.engine.core import EngineCore
 from eagle_rt.engine.load import model_info
 from eagle_rt.engine.params import SamplingParams
-from eagle_rt.models.heads.spec import BlockSpec
+from eagle_rt.models.heads.block_spec import BlockSpec
 from eagle_rt.tree_shape import NO_SPECULATION, TreeShape
 
 

@@ -134,6 +134,7 @@ def changed(directory: Path, change: dict[str, Any]) -> None:
         ({"dflash_config": {"mask_token_id": 262, "target_layer_ids": [1]}}, "names the mask token 262"),
         ({"dflash_config": {"mask_token_id": 5}}, "has no dflash_config.target_layer_ids: set it to the layers"),
         ({"dflash_config": {"mask_token_id": 5, "target_layer_ids": [8]}}, "wants features of layer 9, but the target has 8"),
+        ({"layer_types": ["full_attention"]}, "layer_types in .* names 1 of its 2 layers"),
         ({"layer_types": ["sliding_attention"] * 2}, "has layers of sliding_attention, and no sliding_window"),
         (
             {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1], "selector_rank": 4}},

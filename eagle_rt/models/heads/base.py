@@ -17,7 +17,8 @@ from eagle_rt.kernels.rms_norm import RMSNorm
 from eagle_rt.kernels.whole_pass import StackedLayers, layer_stack
 from eagle_rt.models.compiled import CompilableLayers
 from eagle_rt.models.decoder import Decoder
-from eagle_rt.models.heads.spec import BlockSpec, HeadSpec
+from eagle_rt.models.heads.block_spec import BlockSpec
+from eagle_rt.models.heads.spec import HeadSpec
 from eagle_rt.models.layer_shape import LayerShape
 from eagle_rt.models.layers import Block, norm, optional_norm
 from eagle_rt.models.linear import Linear
