@@ -57,7 +57,6 @@ def change_tensors(head_dir: Path, **changes: torch.Tensor | None) -> None:
         ({"draft_vocab_size": 100}, r"d2t .* has shape \[160\]"),
         ({"intermediate_size": 97}, r"midlayer\.mlp\.gate_proj\.weight .* has shape \[96, 64\]"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
-        ({"dflash_config": {"mask_token_id": 5}}, r"drafter of blocks \(DFlash, DSpark\), which is not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 of the head is not supported"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 90]}}, "features of layer 90"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4]}}, r"fc\.weight .* has shape \[64, 192\]"),
@@ -76,7 +75,7 @@ def test_a_config_that_does_not_fit(head: Path, target: Decoder, changes: dict[s
     ("changes", "message"),
     [
         ({"fc__weight": None}, "tensor fc.weight is missing"),
-        ({"midlayer__hidden_norm__weight": None}, "holds an EAGLE head: use --speculative-algorithm EAGLE"),
+        ({"midlayer__hidden_norm__weight": None}, "holds a head of kind EAGLE: use --speculative-algorithm EAGLE"),
         ({"midlayer__mlp__up_proj__weight": None}, "tensor layers.0.mlp.up_proj.weight is missing"),
         ({"lm_head__weight": None}, "tensor lm_head.weight is missing"),
         ({"d2t": None}, "no d2t tensor"),
@@ -99,7 +98,7 @@ def test_unexpected_tensors_are_named(head: Path, target: Decoder) -> None:
 
 
 def test_another_kind_of_head_is_told_by_name(head: Path, target: Decoder, target_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds an EAGLE3 head: use --speculative-algorithm EAGLE3, not NEXTN"):
+    with pytest.raises(ValueError, match="holds a head of kind EAGLE3: use --speculative-algorithm EAGLE3, not NEXTN"):
         load(head, target, "NEXTN")
     eagle = write_head("eagle-llama3", tmp_path / "eagle", target_dir).directory
     with pytest.raises(ValueError, match="use --speculative-algorithm EAGLE, not EAGLE3"):

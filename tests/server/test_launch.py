@@ -182,7 +182,7 @@ def test_a_port_in_use_is_one_line_and_exit_1() -> None:
         (["--speculative-algorithm", "EAGLE3", "--speculative-num-steps", "1", "--speculative-eagle-topk", "2",
           "--speculative-num-draft-tokens", "9"], "ask for at most 3"),
         (["--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(BUILT_IN / "eagle3")],
-         "holds an EAGLE3 head: use --speculative-algorithm EAGLE3"),
+         "holds a head of kind EAGLE3: use --speculative-algorithm EAGLE3"),
         (["--page-size", "0"], "--page-size is 0"),
         (["--speculative-algorithm", "EAGLE3", "--speculative-tree", "json:loads"],
          "--speculative-tree json:loads can't be made: TypeError"),
