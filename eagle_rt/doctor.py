@@ -93,7 +93,7 @@ def timed_trees(models: LoadedModels, config: EngineConfig, info: ModelInfo, sec
     sampling = SamplingParams(temperature=0, max_new_tokens=NUM_TIMED_TOKENS)
     measurements = []
     start = time.perf_counter()
-    for tree in (NO_SPECULATION, *TREES):
+    for tree in (NO_SPECULATION, *models.fitting(TREES)):
         begin = time.perf_counter()
         measurement = Measurement(Setting(1, tree))
         measure_once(models, config, measurement, workload, sampling)

@@ -278,7 +278,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    trees = TREES if config.has_head else COPIES
+    trees = models.fitting(TREES) if config.has_head else COPIES
     num_compared, found = check(models, config, info.directory, workload.prompts, args.max_new_tokens, trees)
     for difference in found:
         kind = "rounding" if difference.is_rounding else "DIFFERENCE"

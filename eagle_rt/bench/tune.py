@@ -108,7 +108,8 @@ class Tuner:
         longest = max(map(len, workload.prompts)) + longest_reply(max(own.num_tokens for own in ROUNDS))
         self._models, self._workload, self._seed, self._subject = models, workload, seed, subject
         self._config = config
-        self._tokens_per_request = longest + 2 * max(tree.num_scratch_rows for tree in (*ADAPTIVE_BOUNDS, *fixed_trees()))
+        self._bounds, self._trees = models.fitting(ADAPTIVE_BOUNDS), models.fitting(fixed_trees())
+        self._tokens_per_request = longest + 2 * max(tree.num_scratch_rows for tree in (*self._bounds, *self._trees))
         self._tokens_per_request += 2 * config.page_size
         self._costs: StepCosts | None = None
         self._kept: dict[Setting, EngineCore] = {}
@@ -118,12 +119,12 @@ class Tuner:
     ) -> tuple[Profile, list[Tuned]]:
         """Tune for every pair of the two."""
         config = replace(self._config, max_total_tokens=self._tokens_per_request * max(batch_sizes))
-        self._costs = costs_of(self._models, config, max(batch_sizes), ADAPTIVE_BOUNDS[-1])
+        self._costs = costs_of(self._models, config, max(batch_sizes), self._bounds[-1])
         results = []
         for batch_size in batch_sizes:
             settings = [Setting(batch_size, NO_SPECULATION)]
-            settings += [Setting(batch_size, tree) for tree in fixed_trees()]
-            settings += [Setting(batch_size, tree, is_adaptive=True) for tree in ADAPTIVE_BOUNDS]
+            settings += [Setting(batch_size, tree) for tree in self._trees]
+            settings += [Setting(batch_size, tree, is_adaptive=True) for tree in self._bounds]
             for temperature in temperatures:
                 results.append(self._tune(settings, temperature, on_progress))
         bounds, fixed = overall_best(results, "adaptive"), overall_best(results, "fixed")

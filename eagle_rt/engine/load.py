@@ -1,5 +1,6 @@
 """From a config to models in memory: find the checkpoints, read them, and say what was decided."""
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ from eagle_rt.models.weights import checkpoint_dir
 from eagle_rt.parallel.lead import load_shared_decoder
 from eagle_rt.resolve import DTYPES
 from eagle_rt.token_map.load import load_token_map, with_tokens
+from eagle_rt.tree_shape import TreeShape
 
 BUILT_IN = Path(__file__).parents[1] / "demo" / "weights"
 # Below this, float32 products of one row are as fast on a CPU as bfloat16 ones that are not our own, and every other operator is
@@ -99,6 +101,11 @@ class LoadedModels:
     context_length: int
     quantization: Quantization
     notes: list[str]
+
+    def fitting(self, trees: Iterable[TreeShape]) -> list[TreeShape]:
+        """Those that are no deeper than the head guesses."""
+        block = self.head.block if self.head else None
+        return [tree for tree in trees if not block or tree.num_steps <= block.most_steps]
 
 
 def load_models(config: EngineConfig, info: ModelInfo) -> LoadedModels:

@@ -15,6 +15,7 @@ from eagle_rt.engine.fit import MOST_IN_A_BLOCK, FitProbe, other_conventions
 from eagle_rt.engine.load import load_models, model_info
 from eagle_rt.engine.params import SamplingParams
 from eagle_rt.models.heads.load import load_head
+from eagle_rt.tree_shape import TreeShape
 from models.slow_trees import true_features
 from models.test_heads import check_trees
 
@@ -120,6 +121,13 @@ def test_what_a_token_says_of_the_next_is_narrowed_too(written: dict[str, Writte
     narrowed, states, tokens = head.narrowed(torch.tensor(known[50:10:-3])), torch.randn(4, 64), torch.tensor([5, 6, 200, 0])
     expected = head.after(tokens, head.logits(states))[:, [known.index(token) for token in narrowed.token_map.target_ids.tolist()]]
     torch.testing.assert_close(narrowed.after(tokens, narrowed.logits(states)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_trees_that_are_tried_are_no_deeper_than_it_guesses(written: dict[str, Written], target_dir: Path, head_dir: Path) -> None:
+    trees = [TreeShape(steps, 2, 12) for steps in (3, BLOCK_SIZE - 1, BLOCK_SIZE)]
+    for own, options, expected in ((written["dflash"].directory, DFLASH, trees[:2]), (head_dir, {}, trees)):
+        config = make_config(target_dir, own, (3, 2, 6), **options)
+        assert load_models(config, model_info(config)).fitting(trees) == expected
 
 
 def changed(directory: Path, change: dict[str, Any]) -> None:
