@@ -6,6 +6,7 @@ configured and for the conventions that are easily mistaken for each other.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +18,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from eagle_rt.attention.reference import ReferenceAttention
-from eagle_rt.batch import Batch, HostMask, HostRows
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.config import EngineConfig
 from eagle_rt.engine.assemble import make_core
@@ -31,6 +31,8 @@ from eagle_rt.models.heads.spec import default_feature_layers
 from eagle_rt.models.reading import read_texts, text_batch, text_pool
 from eagle_rt.models.spec import ModelSpec
 from eagle_rt.models.tokenizer import question_tokens
+from eagle_rt.speculate.guesses import guess_blocks
+from eagle_rt.speculate.sequences import HostSequence
 
 PROMPTS = (
     "A shop sells pens for 3 dollars and books for 12 dollars. How much do 4 pens and 2 books cost?",
@@ -234,29 +236,18 @@ class FitProbe:
 
     def _states_by_blocks(self, head: Head, hidden: Tensor, block: BlockSpec) -> Tensor:
         """[R, H] of what stands after the tokens that counted rows are made from, each with a block of its own."""
-        size, num_rows, device = min(MOST_IN_A_BLOCK, block.size), len(self._batch.tokens), self._rows.device
-        pool = KVPool(head.rows, num_rows + size * ROWS_AT_ONCE, self._target.embedding.dtype, str(device))
+        size, starts, num_rows = min(MOST_IN_A_BLOCK, block.size), self._batch.query_starts, len(self._batch.tokens)
+        pool = KVPool(head.rows, num_rows + size * ROWS_AT_ONCE, self._target.embedding.dtype, str(self._rows.device))
         backend, states = ReferenceAttention(hidden.dtype), []
         head.forward(self._next_tokens, hidden, self._batch, pool, backend)
         for rows in self._rows.split(ROWS_AT_ONCE):
-            scratch = num_rows + np.arange(size * len(rows)).reshape(-1, size)
-            firsts = np.array(self._batch.query_starts)
-            firsts = firsts[np.searchsorted(firsts, rows.cpu(), side="right") - 1]
-            slots = [
-                np.append(np.arange(first, row + 1), own) for first, row, own in zip(firsts, rows.tolist(), scratch, strict=True)
-            ]
-            tokens = torch.full((len(rows), size), block.mask_token, device=device)
-            tokens[:, 0] = self._next_tokens[rows]
-            ends = torch.tensor([len(own) - size for own in slots], device=device)
-            batch = Batch(
-                tokens=tokens.flatten(),
-                positions=(ends[:, None] + torch.arange(size, device=device)).flatten(),
-                slots=torch.as_tensor(scratch.ravel(), device=device),
-                query_starts=tuple(range(0, size * len(rows) + 1, size)),
-                rows=HostRows(tuple(map(len, slots)), tuple(slots)),
-                tree_mask=HostMask(np.ones((size * len(rows), size), dtype=np.bool_), (size,) * len(rows)),
-            )
-            states.append(head.guess_block(batch.tokens, batch, pool, backend).unflatten(0, (-1, size))[:, block.first_row])
+            sequences = []
+            for scratch, row in enumerate(rows.tolist()):
+                number = bisect_right(starts, row) - 1
+                first, place = starts[number], num_rows + size * scratch
+                slots = np.array([*range(first, row + 1), *range(place, place + size)])
+                sequences.append(HostSequence("", self._texts[number][: row - first + 2], slots, 0.0, None))
+            states.append(guess_blocks(head, sequences, size - block.first_row, pool, backend)[:, 0])
         return torch.cat(states)
 
     def _blind_acceptance(self, head: Head) -> float:

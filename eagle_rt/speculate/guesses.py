@@ -1,6 +1,6 @@
 """What a head guesses after drafted nodes: level by level, as it is fed with them, or for all levels in one pass."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eagle_rt.attention.base import AttentionBackend
 from eagle_rt.batch import Batch
+from eagle_rt.cache.pool import KVPool
 from eagle_rt.models.heads.base import DraftHead
 from eagle_rt.speculate.forest import Bools, Candidates, Ints
 from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
@@ -88,6 +90,21 @@ class FedLevels:
 
     def _guesses(self) -> Guesses:
         return Guesses(self._head.logits(self._states), self._owners, np.arange(len(self._owners)), self._paths)
+
+
+def guess_blocks(
+    head: DraftHead, sequences: Sequence[HostSequence], num_steps: int, pool: KVPool, backend: AttentionBackend
+) -> Tensor:
+    """The states [S, num_steps, H] of what stands after each text, of a head with blocks that has read it."""
+    block, count = head.block, len(sequences)
+    assert block
+    size = block.num_rows(num_steps)
+    tokens = np.full((count, size), block.mask_token)
+    tokens[:, 0] = [sequence.text[-1] for sequence in sequences]
+    places, visible, counts = np.tile(np.arange(size), count), np.ones((count * size, size), dtype=np.bool_), [size] * count
+    batch = packed_scratch_batch(sequences, counts, counts, tokens.ravel(), places, places, visible, pool.device)
+    states = head.guess_block(batch.tokens, batch, pool, backend)
+    return states.unflatten(0, (count, size))[:, block.first_row :]
 
 
 class LevelsAhead:

@@ -15,14 +15,13 @@ from eagle_rt.batch import Batch, HostRows, slots_at
 from eagle_rt.cache.pool import KVPool
 from eagle_rt.kernels.dispatch import compiled_kernel
 from eagle_rt.models.heads.base import DraftHead
-from eagle_rt.models.heads.block_spec import BlockSpec
 from eagle_rt.speculate.costs import Observation
 from eagle_rt.speculate.forest import Bools, Candidates, Ints, joined
-from eagle_rt.speculate.guesses import FedLevels, Guesses, Levels, LevelsAhead, PairedLevels
+from eagle_rt.speculate.guesses import FedLevels, Guesses, Levels, LevelsAhead, PairedLevels, guess_blocks
 from eagle_rt.speculate.head_rows import HeadRowsBook
 from eagle_rt.speculate.policy import DraftPlan, bounds_of
 from eagle_rt.speculate.sampler import SamplingBatch, coupled_logits
-from eagle_rt.speculate.sequences import HostSequence, packed_scratch_batch
+from eagle_rt.speculate.sequences import HostSequence
 from eagle_rt.tree.expand import top_children
 
 
@@ -105,13 +104,10 @@ class HostDrafter:
         num_steps = max(sequence.bounds.num_steps for sequence in drafting if sequence.bounds)
         if self.head.block:
             self.catch_up(drafting)
-            roots = np.array([sequence.text[-1] for sequence in drafting])
-            states = self._guess_blocks(drafting, roots, num_steps, self.head.block)
-            return (
-                PairedLevels(self.head, owners, states, roots)
-                if self.head.block.pair_rank
-                else LevelsAhead(self.head, owners, states)
-            )
+            states = guess_blocks(self.head, drafting, num_steps, self.pool, self._backend)
+            if not self.head.block.pair_rank:
+                return LevelsAhead(self.head, owners, states)
+            return PairedLevels(self.head, owners, states, np.array([sequence.text[-1] for sequence in drafting]))
         if self.head.mask_row:
             states = self._read_on(drafting, num_steps - 1) if num_steps > 1 else self.catch_up(drafting)[:, None]
             return LevelsAhead(self.head, owners, states)
@@ -119,17 +115,6 @@ class HostDrafter:
 
     def _forward(self, tokens: Tensor, hidden: Tensor, batch: Batch) -> Tensor:
         return self.head.forward(tokens, hidden, batch, self.pool, self._backend)
-
-    def _guess_blocks(self, sequences: Sequence[HostSequence], roots: Ints, num_steps: int, block: BlockSpec) -> Tensor:
-        """The states [S, num_steps, H] of what stands after each text, of a head that has read it."""
-        count, size = len(sequences), block.num_rows(num_steps)
-        tokens = np.full((count, size), block.mask_token)
-        tokens[:, 0] = roots
-        places, visible = np.tile(np.arange(size), count), np.ones((count * size, size), dtype=np.bool_)
-        counts, device = [size] * count, self.pool.device
-        batch = packed_scratch_batch(sequences, counts, counts, tokens.ravel(), places, places, visible, device)
-        states = self.head.guess_block(batch.tokens, batch, self.pool, self._backend)
-        return states.unflatten(0, (count, size))[:, block.first_row :]
 
     def _read_on(self, sequences: Sequence[HostSequence], num_masked: int = 0) -> Tensor:
         """Read what waits for the head, and after that num_masked rows each in place of what is not known yet: the states

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from eagle_rt.models.families import architecture_of
+
 
 @dataclass(frozen=True)
 class BlockSpec:
@@ -28,27 +30,28 @@ class BlockSpec:
     logit_cap: float | None
 
     @property
-    def most_steps(self) -> int:
-        """Tokens that blocks of that size tell."""
-        return self.size - (not self.is_shifted)
-
-    def num_rows(self, num_steps: int) -> int:
-        """Of a block that tells so many tokens."""
-        return num_steps + (not self.is_shifted)
-
-    @property
     def first_row(self) -> int:
         """The one that tells the first token after the one that is known."""
         return int(not self.is_shifted)
 
+    @property
+    def most_steps(self) -> int:
+        """Tokens that blocks of that size tell."""
+        return self.size - self.first_row
 
-def block_feature_layers(config: dict[str, Any], *, are_inputs: bool) -> tuple[int, ...]:
+    def num_rows(self, num_steps: int) -> int:
+        """Of a block that tells so many tokens."""
+        return num_steps + self.first_row
+
+
+def block_feature_layers(config: dict[str, Any]) -> tuple[int, ...]:
     """The layers whose input a DFlash head is fed with. Its own format names those whose output that is; speculators', under
-    another name, those whose input it is.
+    another name, those whose input it is. config: as `block_spec`.
 
     Raises:
         ValueError: the config names none.
     """
+    are_inputs = config.get("layer_ids_are_inputs")
     given = config.get("aux_hidden_state_layer_ids") if are_inputs else config.get("target_layer_ids")
     if not given:
         name = "aux_hidden_state_layer_ids" if are_inputs else "dflash_config.target_layer_ids"
@@ -81,7 +84,7 @@ def block_spec(config: dict[str, Any], vocab_size: int) -> BlockSpec:
         )
     if size < 2:
         raise ValueError(f"block_size in the head's config.json is {size}, but a token and a mask are two")
-    is_dspark = config.get("speculators_model_type") == "dspark" or "DSpark" in (config.get("architectures") or [""])[0]
+    is_dspark = config.get("speculators_model_type") == "dspark" or "DSpark" in architecture_of(config)
     types = config.get("layer_types") or ["full_attention"] * config["num_hidden_layers"]
     if len(types) != config["num_hidden_layers"]:
         raise ValueError(f"layer_types in the head's config.json names {len(types)} of its {config['num_hidden_layers']} layers")

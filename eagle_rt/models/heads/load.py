@@ -38,8 +38,6 @@ MTP_NAMES = {
     r"^(self_attn|mlp|input_layernorm|post_attention_layernorm)\.": r"layers.0.\1.",
     r"^(embed_tokens|shared_head\.head)\..*": "",
 }
-
-
 HEADS = {"EAGLE": EagleHead, "EAGLE3": Eagle3Head, "DFLASH": DFlashHead}
 
 
@@ -69,7 +67,7 @@ def mtp_name(stored: str, target: ModelSpec) -> str | None:
 
 def head_kind(checkpoint: Checkpoint, config: dict[str, Any]) -> str:
     """Raises ValueError if this is no head at all."""
-    name = (config.get("architectures") or [""])[0]
+    name = architecture_of(config)
     if "dflash_config" in config or "DFlash" in name or "DSpark" in name:
         return "DFLASH"
     if "layers.0.hidden_norm.weight" in checkpoint:

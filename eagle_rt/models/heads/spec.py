@@ -74,7 +74,7 @@ def flat_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def head_spec(config: dict[str, Any], target: ModelSpec, kind: str) -> HeadSpec:
     """Raises ValueError where the config lacks something or contradicts the target's."""
-    is_nested, config = "transformer_layer_config" in config, flat_config(config)
+    config = flat_config(config)
     try:
         shape = layer_shape(config)
         vocab_size = config["vocab_size"]
@@ -111,7 +111,7 @@ def head_spec(config: dict[str, Any], target: ModelSpec, kind: str) -> HeadSpec:
     spec = replace(spec, draft_vocab_size=config.get("draft_vocab_size") or vocab_size)
     if kind == "DFLASH":
         own = {**config, **(config.get("dflash_config") or {})}
-        layers = block_feature_layers(own, are_inputs=is_nested)
+        layers = block_feature_layers(own)
         check_feature_layers(layers, target.num_layers)
         return replace(spec, feature_layers=layers, block=block_spec(own, target.vocab_size))
     return replace(
